@@ -77,11 +77,10 @@ int RunF32(const Stream& stream, const AttentionParams& p) {
 
 size_t AttentionScratchBytes(int spans, int heads, int head_dim,
                              int positions) {
+  const size_t of_span = PartialBytes(heads, head_dim, Segments(positions));
+  const int most = SpansWithin(kAttentionPartialBytes, of_span);
   return sizeof(int32_t) * kMaxArrivals +
-         sizeof(float) * static_cast<size_t>(spans) *
-             static_cast<size_t>(heads) *
-             static_cast<size_t>(Segments(positions)) *
-             static_cast<size_t>(head_dim + 2);
+         of_span * static_cast<size_t>(std::min(spans, most));
 }
 
 int LaunchAttention(const Stream& stream, DType activation,

@@ -7,6 +7,7 @@
 #define TANDEM_KERNELS_CUDA_ATTENTION_LAUNCH_CUH_
 
 #include <algorithm>
+#include <limits>
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/launch.h"
@@ -22,6 +23,16 @@ inline constexpr int kMaxArrivals = 1 << 14;
 inline int Segments(int positions) {
   // A window may begin inside one more.
   return (positions + kSegmentKeys - 1) / kSegmentKeys + 1;
+}
+
+// Of one span, and how many spans' are within so many bytes; one's always are.
+inline size_t PartialBytes(int heads, int head_dim, int segments) {
+  return sizeof(float) * static_cast<size_t>(heads) *
+         static_cast<size_t>(segments) * static_cast<size_t>(head_dim + 2);
+}
+inline int SpansWithin(size_t bytes, size_t of_span) {
+  return static_cast<int>(
+      std::clamp<size_t>(bytes / of_span, 1, std::numeric_limits<int>::max()));
 }
 
 inline AttentionKernelParams ParamsOf(const AttentionParams& p) {
@@ -78,21 +89,35 @@ int RunWide(const Stream& stream, const AttentionParams& p, int spans,
   return Launch(stream, {p.max_span_rows * k.narrow_tiles, k.kv_heads, spans},
                 Kernel::kThreads, Kernel::kSharedBytes, Kernel{k});
 }
-template <typename Decode, typename Prefill>
-int Run(const Stream& stream, const AttentionParams& p,
-        const Prefill& run_prefill) {
-  AttentionKernelParams k = ParamsOf(p);
-  const int heads = k.kv_heads * k.narrow_tiles;
-  const int most = std::min(kMaxArrivals / heads, 65535);
+
+// launch(spans, k) of at most so many spans at once, until one fails.
+template <typename LaunchSpans>
+int ForSpans(const AttentionParams& p, AttentionKernelParams k, int most,
+             const LaunchSpans& launch) {
+  most = std::min(most, 65535);
   for (int begin = 0; begin < p.num_spans; begin += most) {
-    const int spans = std::min(most, p.num_spans - begin);
     k.spans = p.spans + begin;
-    int error = Launch(stream, {k.max_segments, heads, spans}, Decode::kThreads,
-                       Decode::kSharedBytes, Decode{k});
-    if (error == 0 && p.max_span_rows > 1) error = run_prefill(spans, k);
+    const int error = launch(std::min(most, p.num_spans - begin), k);
     if (error != 0) return error;
   }
   return 0;
+}
+
+template <typename Decode, typename Prefill>
+int Run(const Stream& stream, const AttentionParams& p,
+        const Prefill& run_prefill) {
+  const AttentionKernelParams k = ParamsOf(p);
+  const int heads = k.kv_heads * k.narrow_tiles;
+  const size_t of_span = PartialBytes(p.heads, k.head_dim, k.max_segments);
+  const int error = ForSpans(
+      p, k,
+      std::min(kMaxArrivals / heads, SpansWithin(p.partial_bytes, of_span)),
+      [&](int spans, const AttentionKernelParams& part) {
+        return Launch(stream, {k.max_segments, heads, spans}, Decode::kThreads,
+                      Decode::kSharedBytes, Decode{part});
+      });
+  if (error != 0 || p.max_span_rows == 1) return error;
+  return ForSpans(p, k, p.num_spans, run_prefill);
 }
 
 // Over a quantised cache; activations are bf16 or f16.

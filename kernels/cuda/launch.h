@@ -371,6 +371,10 @@ struct RopeAppendParams {
 int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& params);
 
+// What segments of split contexts leave for their merge takes at most this, or
+// what one span needs: launches are cut so that it suffices.
+inline constexpr size_t kAttentionPartialBytes = size_t{256} << 20;
+
 // Causal attention of each row over positions 0 .. its own.
 struct AttentionParams {
   const RowSpan* spans;         // [num_spans]
@@ -392,6 +396,7 @@ struct AttentionParams {
   int window = 0;      // positions seen, the row's own included; 0: all
   float soft_cap = 0;  // of scores; 0: none
   const float* sinks = nullptr;  // [heads], Backend::Attention's
+  size_t partial_bytes = kAttentionPartialBytes;  // less in tests
 };
 size_t AttentionScratchBytes(int spans, int heads, int head_dim, int positions);
 int LaunchAttention(const Stream& stream, DType activation,

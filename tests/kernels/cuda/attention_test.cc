@@ -108,9 +108,10 @@ struct Range {
   int count;
 };
 
-// The rows' outputs [rows, heads * head_dim], spans one after the other.
+// The rows' outputs [rows, heads * head_dim], spans one after the other. What
+// split contexts leave for the merge has room for `room` spans' (0: all).
 std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
-                          const Stream& stream, int layer = 1) {
+                          const Stream& stream, int layer = 1, int room = 0) {
   const Model& m = s.model;
   const int blocks = (s.length + m.block_size - 1) / m.block_size;
   std::vector<int32_t> table(At(blocks));
@@ -145,21 +146,25 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   }
   std::vector<RowSpan> spans;
   std::vector<float> q;
-  int most = 0;
+  int most_rows = 0;
   for (const Range& range : ranges) {
     spans.push_back({static_cast<int32_t>(q.size() / At(m.width())),
                      range.count, range.first, 0});
     q.insert(q.end(), s.Q(range.first, 0),
              s.Q(range.first, 0) + int64_t{range.count} * m.width());
-    most = std::max(most, range.count);
+    most_rows = std::max(most_rows, range.count);
   }
   const auto encoded = Encode(m.type, q);
   std::vector<std::byte> out(encoded.size(), std::byte{0xff});
-  std::vector<float> scratch(
-      AttentionScratchBytes(static_cast<int>(spans.size()), m.heads, m.head_dim,
-                            s.length) /
-      4);
+  const auto scratch_bytes = [&](int count) {
+    return AttentionScratchBytes(count, m.heads, m.head_dim, s.length);
+  };
+  const size_t most =
+      scratch_bytes(room > 0 ? room : static_cast<int>(spans.size()));
+  std::vector<float> scratch(most / sizeof(float));
+  scratch.resize(scratch.size() + 64, 7.0f);  // nobody's
   AttentionParams params{};
+  params.partial_bytes = most - scratch_bytes(0);
   params.spans = spans.data();
   params.block_tables = table.data();
   params.q = encoded.data();
@@ -172,13 +177,15 @@ std::vector<float> Attend(const Sequence& s, const std::vector<Range>& ranges,
   params.num_spans = static_cast<int>(spans.size());
   params.heads = m.heads;
   params.layer = layer;
-  params.max_span_rows = most;
+  params.max_span_rows = most_rows;
   params.max_positions = s.length;
   params.window = m.window;
   params.soft_cap = m.soft_cap;
   if (m.sinks) params.sinks = s.sinks.data();
   EXPECT_EQ(LaunchAttention(stream, m.type, params), 0)
       << emulator::LastFault();
+  EXPECT_TRUE(std::all_of(scratch.end() - 64, scratch.end(),
+                          [](float value) { return value == 7.0f; }));
   return Decode(m.type, out);
 }
 
@@ -490,6 +497,35 @@ TEST(CudaAttention, ChunksAndBatchesDoNotShow) {
       }
     }
   }
+}
+
+TEST(CudaAttention, LaunchesAreCutToTheRoomForSplitContexts) {
+  for (const int i : {1, 10, 20, 23, 26}) {
+    const AttentionCase& c = kAttentionCases[i];
+    ASSERT_GT(c.length, kAttentionSegment);
+    const Sequence sequence(c.model, c.length);
+    // A prompt's chunk among decodes.
+    std::vector<Range> ranges(5, OneByOne(c.ranges).back());
+    ranges.push_back({ranges[0].first - 3, 3});
+    const Stream stream = StreamOf(Generation::kHopper);
+    const auto whole = Attend(sequence, ranges, stream);
+    for (const int room : {1, 2, 5}) {
+      ASSERT_TRUE(SameBits(Attend(sequence, ranges, stream, 1, room), whole))
+          << NameOf(c.model) << ", room for " << room;
+    }
+  }
+}
+
+TEST(CudaAttention, ScratchOfManyLongContextsIsBounded) {
+  const auto parts = [](int spans, int heads, int dim, int positions) {
+    return AttentionScratchBytes(spans, heads, dim, positions) -
+           AttentionScratchBytes(0, heads, dim, positions);
+  };
+  EXPECT_EQ(parts(3, 32, 128, 1000), size_t{3} * 32 * 3 * 130 * 4);
+  EXPECT_LE(parts(256, 32, 128, 131072), size_t{256} << 20);
+  EXPECT_GT(parts(256, 32, 128, 131072), size_t{250} << 20);
+  // One is always possible.
+  EXPECT_EQ(parts(9, 128, 576, 1 << 20), size_t{128} * 2049 * 578 * 4);
 }
 
 TEST(CudaAttention, LandingAndScheduleDoNotShow) {
