@@ -15,6 +15,7 @@
 #include "engine/checkpoint/widen.h"
 #include "engine/device/device_executor.h"
 #include "engine/model/fingerprint.h"
+#include "engine/model/forward.h"
 #include "engine/model/rope.h"
 #include "engine/model/weight_packer.h"
 #include "gmock/gmock.h"
@@ -311,6 +312,25 @@ TEST_F(ModelTest, LatentAttentionsOwnMatricesAreNotQuantised) {
   EXPECT_EQ(layer.latent.kv_down->dtype(), DType::kInt8);
   EXPECT_EQ(layer.output->dtype(), DType::kInt8);
   EXPECT_EQ((*model)->weight_format(), "f32+int8");
+}
+
+// Heads' queries before they meet keys, and their values, pass through what is
+// made for queries that met them and for sums, and may be wider.
+TEST_F(ModelTest, WorkspaceHasRoomForLatentAttentionsHeads) {
+  Write("deepseek_v2_few_f32");
+  const auto spec = LoadModelSpec(dir_.path());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_GT(spec->heads * spec->output_dim(), spec->qkv_rows());
+  ASSERT_GT(spec->query_dim(), spec->head_dim);
+  const int rows = 64;
+  const auto w = Workspace::Create(*spec, rows, 1, nullptr, backend_.get());
+  ASSERT_TRUE(w.ok()) << w.status();
+  const auto floats = [](const void* begin, const void* end) {
+    return static_cast<const float*>(end) - static_cast<const float*>(begin);
+  };
+  EXPECT_GE(floats(w->qkv, w->latent), rows * spec->heads * spec->output_dim());
+  EXPECT_GE(floats(w->attention, w->delta),
+            rows * spec->heads * spec->query_dim());
 }
 
 TEST_F(ModelTest, PositionsAreLimitedByTheModel) {
