@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads one model: which tensors make which matrix. Q, K and V become one
 // matrix, and so do gate and up: fewer, wider products. What a layer's
-// attention takes is read in load_attention.cc, its feed-forward part in
-// load_feed_forward.cc.
+// attention takes is read in load_attention.cc, of latent attention in
+// load_latent.cc, its feed-forward part in load_feed_forward.cc.
 
 #ifndef TANDEM_ENGINE_MODEL_MODEL_LOADER_H_
 #define TANDEM_ENGINE_MODEL_MODEL_LOADER_H_
