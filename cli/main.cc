@@ -97,7 +97,7 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddChoice("tool-call-parser", &tool_call_parser,
                   {"auto", "llama3_json", "hermes", "mistral", "openai",
                    "qwen3_coder", "qwen3_xml", "glm45", "glm47", "minimax_m2",
-                   "deepseek_v3", "deepseek_v31", "kimi_k2", "none"},
+                   "deepseek_v3", "deepseek_v31", "kimi_k2", "gemma4", "none"},
                   "How the model writes tool calls");
   line->AddChoice("reasoning-parser", &reasoning_parser,
                   {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2",

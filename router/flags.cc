@@ -17,7 +17,7 @@ void AddModel(CommandLine* line, Flags* flags) {
   line->AddChoice("tool-call-parser", &flags->tool_call_parser,
                   {"auto", "llama3_json", "hermes", "mistral", "openai",
                    "qwen3_coder", "qwen3_xml", "glm45", "glm47", "minimax_m2",
-                   "deepseek_v3", "deepseek_v31", "kimi_k2", "none"},
+                   "deepseek_v3", "deepseek_v31", "kimi_k2", "gemma4", "none"},
                   "How the model writes tool calls, with vLLM's names; auto "
                   "goes by its chat template, none leaves calls in the text");
   line->AddChoice(

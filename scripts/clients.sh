@@ -91,7 +91,7 @@ fi
 
 # Models that call tools by their weights, in each style.
 for style in hermes llama3_json mistral qwen3_coder glm45 minimax_m2 \
-  deepseek_v3 deepseek_v31 kimi_k2; do
+  deepseek_v3 deepseek_v31 kimi_k2 gemma4; do
   python3 "$ROOT/tests/clients/make_scripted_model.py" "$style" \
     "$CLIENTS/models/$style"
   serve "$CLIENTS/models/$style"

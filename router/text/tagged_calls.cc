@@ -7,8 +7,8 @@
 #include <initializer_list>
 #include <utility>
 
-#include "nlohmann/json.hpp"
 #include "router/text/json_scanner.h"
+#include "router/text/json_values.h"
 
 namespace tandem::router {
 namespace {
@@ -51,35 +51,10 @@ constexpr std::array<StyleTags, 3> kTaggedStyles = {{
       .block_end = "</minimax:tool_call>"}},
 }};
 
-std::string JsonString(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false,
-                                   nlohmann::json::error_handler_t::replace);
-}
-
 std::string_view WithoutFrame(std::string_view text) {
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
   return text;
-}
-
-// Whether it is one value that an object of arguments can hold.
-bool IsJsonValue(std::string_view text) {
-  JsonScanner scanner;
-  for (const char c : std::string_view("{\"\":")) scanner.Push(c);
-  for (const char c : text) {
-    if (scanner.Push(c) != JsonScanner::Verdict::kMore) return false;
-  }
-  return scanner.Push('}') == JsonScanner::Verdict::kComplete &&
-         scanner.members().size() == 1;
-}
-
-// As a member of the arguments.
-std::string JsonOf(std::string_view value) {
-  const std::string_view bare = WithoutSpacesAround(value);
-  if (bare == "True") return "true";
-  if (bare == "False") return "false";
-  if (bare == "None") return "null";
-  return IsJsonValue(bare) ? std::string(bare) : JsonString(value);
 }
 
 class TaggedCandidate final : public CallCandidate {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "router/text/call_candidate.h"
+#include "router/text/gemma_calls.h"
 #include "router/text/harmony.h"
 #include "router/text/json_calls.h"
 #include "router/text/json_scanner.h"
@@ -24,7 +25,7 @@ struct NamedStyle {
   ToolCallStyle style;
 };
 // The first name of each is its own.
-constexpr std::array<NamedStyle, 13> kStyles = {{
+constexpr std::array<NamedStyle, 14> kStyles = {{
     {"none", ToolCallStyle::kNone},
     {"llama3_json", ToolCallStyle::kLlama3Json},
     {"hermes", ToolCallStyle::kHermes},
@@ -38,6 +39,7 @@ constexpr std::array<NamedStyle, 13> kStyles = {{
     {"deepseek_v3", ToolCallStyle::kDeepSeekV3},
     {"deepseek_v31", ToolCallStyle::kDeepSeekV31},
     {"kimi_k2", ToolCallStyle::kKimiK2},
+    {"gemma4", ToolCallStyle::kGemma4},
 }};
 
 }  // namespace
@@ -62,6 +64,7 @@ ToolCallStyle DetectToolCallStyle(std::string_view chat_template) {
   };
   if (WritesHarmony(chat_template)) return ToolCallStyle::kOpenAi;
   if (has(kToolCalls)) return ToolCallStyle::kMistral;
+  if (has(kGemmaCallBegin) && has(kGemmaCallEnd)) return ToolCallStyle::kGemma4;
   // What V3's have V3.1's have, too.
   for (const ToolCallStyle style :
        {ToolCallStyle::kDeepSeekV3, ToolCallStyle::kDeepSeekV31,
@@ -97,6 +100,8 @@ std::vector<std::string_view> ToolCallMarkers(ToolCallStyle style) {
       return {kPythonTag};
     case ToolCallStyle::kMistral:
       return {kToolCalls, kCallId, kArgs};
+    case ToolCallStyle::kGemma4:
+      return {kGemmaCallBegin, kGemmaCallEnd, kGemmaText};
     default:
       break;
   }
@@ -173,6 +178,7 @@ bool ToolCallParser::MayBegin(char c) const {
     case ToolCallStyle::kDeepSeekV3:
     case ToolCallStyle::kDeepSeekV31:
     case ToolCallStyle::kKimiK2:
+    case ToolCallStyle::kGemma4:
       return c == '<';
     case ToolCallStyle::kOpenAi:
     case ToolCallStyle::kNone:
@@ -189,6 +195,7 @@ std::unique_ptr<CallCandidate> ToolCallParser::NewCandidate(char c) const {
   if (const CallMarks* const marks = CallMarksOf(style_)) {
     return NewMarkedCandidate(marks, in_gap_ && in_block_);
   }
+  if (style_ == ToolCallStyle::kGemma4) return NewGemmaCandidate();
   return NewJsonCandidate(style_, &names_, c != '{');
 }
 
@@ -234,8 +241,9 @@ void ToolCallParser::Accept(Result* result) {
 // looked at twice no more than two overlap: a later one begins within a string
 // of the earlier, its first quote ends that, and from there on each quote ends
 // a string of one and begins one of the other, so that the next marker ends
-// one of them. Of tagged ones a later begins in no value of an earlier, and
-// where it begins between them, with a function, it ends with that.
+// one of them. Each of Gemma's quotes has one of JSON's in it, so that it ends
+// a string of either. Of tagged ones a later begins in no value of an earlier,
+// and where it begins between them, with a function, it ends with that.
 void ToolCallParser::GiveUp(Result* result) {
   candidate_.reset();
   Release(candidate_begin_ + 1, result);

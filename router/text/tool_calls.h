@@ -10,11 +10,11 @@
 //
 // Those of qwen3_coder, glm45 and minimax_m2 have tags for each argument:
 // tagged_calls.h. Those of deepseek_v3, deepseek_v31 and kimi_k2 have JSON
-// between marks: marked_calls.h. openai (gpt-oss) has messages of their own:
-// harmony.h. The names are those of vLLM's --tool-call-parser. Calls are
-// complete when they are returned: text that only begins like one comes back
-// unchanged, as content. So does all text around calls but spaces between two,
-// or between one and an end of the text.
+// between marks: marked_calls.h. Those of gemma4 are in gemma_calls.h, and
+// openai (gpt-oss) has messages of their own: harmony.h. The names are those of
+// vLLM's --tool-call-parser. Calls are complete when they are returned: text
+// that only begins like one comes back unchanged, as content. So does all text
+// around calls but spaces between two, or between one and an end of the text.
 
 #ifndef TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
 #define TANDEM_ROUTER_TEXT_TOOL_CALLS_H_
@@ -43,6 +43,7 @@ enum class ToolCallStyle {
   kDeepSeekV3,
   kDeepSeekV31,
   kKimiK2,
+  kGemma4,
 };
 
 // By one of its names, "none" included.

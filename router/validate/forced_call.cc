@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
+#include "router/text/gemma_calls.h"
 #include "router/text/json_scanner.h"
 #include "router/text/marked_calls.h"
 #include "router/text/tagged_calls.h"
@@ -227,6 +228,8 @@ std::string Call(const std::string& name, const std::string& schema,
         return Sequence({Constant(name), Mark("[ARGS]", limits), arguments});
       }
       return object("arguments", "", "");
+    case ToolCallStyle::kGemma4:
+      return Sequence({Constant(absl::StrCat("call:", name)), arguments});
     case ToolCallStyle::kOpenAi:
       return HarmonyCall(name, arguments, limits);
     default:
@@ -350,6 +353,9 @@ std::string AnyOf(const std::vector<std::string>& calls,
     case ToolCallStyle::kHermes:
       return Sequence(
           {Mark("<tool_call>", limits), any, Mark("</tool_call>", limits)});
+    case ToolCallStyle::kGemma4:
+      return Sequence({Mark(std::string(kGemmaCallBegin), limits), any,
+                       Mark(std::string(kGemmaCallEnd), limits)});
     case ToolCallStyle::kMistral:
       if (limits.tool_calls_by_name) {
         return Sequence({Mark("[TOOL_CALLS]", limits), any});
@@ -387,6 +393,10 @@ std::string TextWith(const std::vector<std::string>& calls,
   switch (*limits.tool_call_style) {
     case ToolCallStyle::kHermes:
       return Triggered({{"<tool_call>", Joined("or", calls), "</tool_call>"}},
+                       limits);
+    case ToolCallStyle::kGemma4:
+      return Triggered({{std::string(kGemmaCallBegin), Joined("or", calls),
+                         std::string(kGemmaCallEnd)}},
                        limits);
     case ToolCallStyle::kMistral:
       if (limits.tool_calls_by_name) {

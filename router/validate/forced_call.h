@@ -3,8 +3,9 @@
 // match, in the style that the model writes calls in: one call and nothing else
 // (forced), one call or an answer of a certain form, or free text with calls
 // whose arguments satisfy the schemas of strict functions. Where the style has
-// tags for arguments, these are an object in their place. The text is a
-// structural tag (text/grammar.h); tool_calls.h reads what comes of it.
+// tags for arguments, or a syntax of its own, these are an object in its place.
+// The text is a structural tag (text/grammar.h); tool_calls.h reads what comes
+// of it.
 
 #ifndef TANDEM_ROUTER_VALIDATE_FORCED_CALL_H_
 #define TANDEM_ROUTER_VALIDATE_FORCED_CALL_H_

@@ -16,7 +16,7 @@ since no mark may stand twice: a thought, with an answer behind it; a call of
 get_weather, with tools; an answer, with results; and with chat_template_kwargs
 {"answer": true} none, for the answer alone.
 
-Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|deepseek_v31|kimi_k2|qwen3|openai DIRECTORY
+Usage: make_scripted_model.py hermes|llama3_json|mistral|qwen3_coder|glm45|minimax_m2|deepseek_v3|deepseek_v31|kimi_k2|gemma4|qwen3|openai DIRECTORY
 """
 
 import itertools
@@ -65,6 +65,8 @@ CALLS = {
                 "ther", ":0", "<|tool_call_argument_begin|>", "{\"city\": \"Ro", "me\", \"days\": 2}",
                 "<|tool_call_end|>", "<|tool_call_be", "gin|>functions.clock:1<|tool_call_arg", "ument_begin|>{\"zone\": ",
                 "\"CET\"}<|tool_call_", "end|>", "<|tool_calls_section_end|>"],
+    "gemma4": ["Let me look", ".\n", "<|tool_call>", "call:get_wea", "ther{ci", "ty:", "<|\"|>", "Ro", "me<|\"", "|>,da",
+               "ys:2}<tool_", "call|><|tool_", "call>call:", "clock{zone:<|", "\"|>CET<|\"|>}", "<tool_call|>"],
 }
 THOUGHT = ["I should ", "lo", "ok."]
 CALLS["qwen3"] = ["<think>", *THOUGHT, "</think>", "\n\n", *CALLS["hermes"]]
@@ -73,7 +75,7 @@ SPECIAL = {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|start|>", "<|channel|>
            "<|call|>", "<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>", "<minimax:tool_call>",
            "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
            "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-           "<|tool_calls_section_end|>"}
+           "<|tool_calls_section_end|>", "<|tool_call>", "<tool_call|>", "<|\"|>"}
 # How templates of the style write a call, by which servers know it.
 WRITTEN = {
     "hermes": "'<tool_call>\\n' ~ call.function | tojson ~ '\\n</tool_call>'",
@@ -95,6 +97,7 @@ TAGS = {
     "glm45": ("<tool_call>", "", "\\n<arg_key>", "</arg_key>\\n<arg_value>", "</arg_value>", "\\n</tool_call>"),
     "minimax_m2": ("<minimax:tool_call>\\n<invoke name=\"", "\">", "\\n<parameter name=\"", "\">", "</parameter>",
                    "\\n</invoke>\\n</minimax:tool_call>"),
+    "gemma4": ("<|tool_call>call:", "{", "", ":", ",", "}<tool_call|>"),
 }
 
 

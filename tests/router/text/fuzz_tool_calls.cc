@@ -120,7 +120,7 @@ Messages ReadMessages(std::string_view text, size_t cut) {
 TANDEM_FUZZ_TARGET(fuzz_tool_calls)(const uint8_t* data, size_t size) {
   using namespace tandem::router;  // NOLINT(google-build-using-namespace)
   tandem::fuzz::Input input(data, size);
-  const auto style = static_cast<ToolCallStyle>(input.Below(11));
+  const auto style = static_cast<ToolCallStyle>(input.Below(12));
   const size_t cut = 1 + input.Byte();
   const std::string text = AsUtf8(input.Rest());
   if (style == ToolCallStyle::kOpenAi) {

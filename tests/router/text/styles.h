@@ -17,6 +17,7 @@ inline constexpr ToolCallStyle kMiniMax = ToolCallStyle::kMinimaxM2;
 inline constexpr ToolCallStyle kDeepSeek = ToolCallStyle::kDeepSeekV3;
 inline constexpr ToolCallStyle kDeepSeek31 = ToolCallStyle::kDeepSeekV31;
 inline constexpr ToolCallStyle kKimi = ToolCallStyle::kKimiK2;
+inline constexpr ToolCallStyle kGemma = ToolCallStyle::kGemma4;
 
 }  // namespace tandem::router
 

@@ -306,6 +306,11 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
                           "<|tool_call_argument_begin|>{{ call.arguments }}"
                           "<|tool_call_end|>{% endfor %}"),
       kKimi);
+  EXPECT_EQ(DetectToolCallStyle("{{- '<|tool_call>call:' + function['name'] + "
+                                "'{' -}}..{{- '}<tool_call|>' -}}"),
+            kGemma);
+  EXPECT_EQ(DetectToolCallStyle("<|tool_call|>..</tool_call>"),
+            ToolCallStyle::kNone);
   EXPECT_EQ(DetectToolCallStyle("{{- \"<|python_tag|>\" + tool_call.name }}"),
             kLlama);
   EXPECT_EQ(DetectToolCallStyle("{% for m in messages %}"),
@@ -315,9 +320,9 @@ TEST(ToolCallStylesTest, AreKnownByTheTemplate) {
             ToolCallStyle::kOpenAi);
   EXPECT_EQ(DetectToolCallStyle("<|start|>assistant<|message|>"),
             ToolCallStyle::kNone);
-  for (const char* name :
-       {"none", "llama3_json", "hermes", "mistral", "openai", "qwen3_coder",
-        "glm45", "minimax_m2", "deepseek_v3", "deepseek_v31", "kimi_k2"}) {
+  for (const char* name : {"none", "llama3_json", "hermes", "mistral", "openai",
+                           "qwen3_coder", "glm45", "minimax_m2", "deepseek_v3",
+                           "deepseek_v31", "kimi_k2", "gemma4"}) {
     EXPECT_EQ(ToolCallStyleName(ToolCallStyleByName(name).value()), name);
   }
   EXPECT_EQ(ToolCallStyleByName("qwen3_xml"), kQwen);

@@ -67,6 +67,8 @@ TEST(ForcedCallTest, WhatItLetsThroughIsACall) {
       {kKimi,
        false,
        {{7, "<|tool_calls_section_begin|>"}, {8, "<|tool_call_end|>"}}},
+      {kGemma, false, {}},
+      {kGemma, false, {{7, "<|tool_call>"}, {8, "<tool_call|>"}}},
   };
   for (const Style& style : kStyles) {
     ModelLimits limits;

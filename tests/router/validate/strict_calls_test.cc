@@ -81,6 +81,12 @@ const CallFormat kKimiTokens = {"kimi, tokens",
                                 {{3, "<|tool_calls_section_begin|>"},
                                  {4, "<|tool_call_argument_begin|>"},
                                  {5, "<|tool_call_end|>"}}};
+const CallFormat kGemmaText = {"gemma", ToolCallStyle::kGemma4, false, {}};
+const CallFormat kGemmaTokens = {
+    "gemma, tokens",
+    ToolCallStyle::kGemma4,
+    false,
+    {{3, "<|tool_call>"}, {4, "<tool_call|>"}, {5, "<|\"|>"}}};
 
 class StrictCallsTest : public testing::Test {
  protected:
@@ -243,6 +249,12 @@ TEST_F(StrictCallsTest, TextAndCallsAreWrittenAsTheModelLikes) {
        "functions.weather:12<|tool_call_argument_begin|>{\"days\": 7}"
        "<|tool_call_end|><|tool_calls_section_end|>",
        "Hm.|clock({})weather({\"days\": 7})"},
+      {&kGemmaText,
+       "So: <|tool_call>call:weather{\"days\": 2}<tool_call|>"
+       "<|tool_call>call:clocks{\"x\": [\"<|\"]}<tool_call|> So.",
+       "So:  So.|weather({\"days\": 2})clocks({\"x\": [\"<|\"]})"},
+      {&kGemmaTokens, "Hm.^3call:clock{}^4^3call:weather{\"days\":7}^4",
+       "Hm.|clock({})weather({\"days\": 7})"},
   };
   for (const auto& c : cases) {
     EXPECT_TRUE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
@@ -328,6 +340,13 @@ TEST_F(StrictCallsTest, NoCallBreaksItsSchema) {
        "<|tool_calls_section_end|>"},
       {&kKimiTokens,
        "^3<|tool_call_begin|>functions.clock:^4{}^5<|tool_calls_section_end|>"},
+      {&kGemmaText, "<|tool_call>call:weather{}<tool_call|>"},
+      {&kGemmaText, "<|tool_call>call:other{}<tool_call|>"},
+      {&kGemmaText, "<|tool_call>call:clocks{}"},
+      // No schema can be held to in Gemma's own syntax.
+      {&kGemmaText, "<|tool_call>call:weather{days:2}<tool_call|>"},
+      {&kGemmaTokens, "^3call:weather{\"days\":true}^4"},
+      {&kGemmaTokens, "^3call:clock{x:^5a^5}^4"},
   };
   for (const auto& c : cases) {
     EXPECT_FALSE(Allows(*c.style, c.text)) << c.style->what << ": " << c.text;
