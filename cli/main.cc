@@ -101,7 +101,7 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "How the model writes tool calls");
   line->AddChoice("reasoning-parser", &reasoning_parser,
                   {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2",
-                   "deepseek_v3", "kimi_k2", "openai_gptoss", "none"},
+                   "deepseek_v3", "kimi_k2", "gemma4", "openai_gptoss", "none"},
                   "How the model reasons before it answers");
   line->Add("enable-no-kv-cache", &no_kv_cache,
             "Requests may ask to be computed without a KV cache");

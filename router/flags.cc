@@ -23,10 +23,10 @@ void AddModel(CommandLine* line, Flags* flags) {
   line->AddChoice(
       "reasoning-parser", &flags->reasoning_parser,
       {"auto", "deepseek_r1", "qwen3", "glm45", "minimax_m2", "deepseek_v3",
-       "kimi_k2", "openai_gptoss", "none"},
+       "kimi_k2", "gemma4", "openai_gptoss", "none"},
       "How the model reasons before it answers, with vLLM's names; auto is "
-      "openai_gptoss, glm45, minimax_m2, deepseek_r1, deepseek_v3 or kimi_k2 "
-      "by its chat template, else none, which leaves that in the text");
+      "openai_gptoss, glm45, minimax_m2, deepseek_r1, deepseek_v3, kimi_k2 or "
+      "gemma4 by its chat template, else none, which leaves that in the text");
 }
 
 void AddListening(CommandLine* line, Flags* flags) {

@@ -2,6 +2,8 @@
 #include "router/core/output.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace tandem::router {
@@ -133,8 +135,9 @@ bool Output::Stops(std::string_view piece) {
 // Marks of calls count in the content alone.
 void Output::Arrives(int32_t token_id, std::string_view piece) {
   if (harmony_ != nullptr) return harmony_->Arrives(token_id, piece);
-  const bool content = !reasoning_ || reasoning_->Arrives(token_id, piece);
-  if (content && calls_ != nullptr) calls_->Arrives(token_id, piece.size());
+  std::optional<size_t> content = piece.size();
+  if (reasoning_) content = reasoning_->Arrives(token_id, piece);
+  if (content && calls_ != nullptr) calls_->Arrives(token_id, *content);
 }
 
 void Output::ArrivesUnseen(int32_t token_id) {
@@ -155,8 +158,10 @@ int Output::reasoning_tokens() const {
 
 void Output::Release(std::string_view text) {
   if (harmony_ != nullptr) return harmony_->Release(text, &delta_);
+  std::string content;
   if (reasoning_) {
-    text = reasoning_->Release(text, delta_.mutable_reasoning_content());
+    reasoning_->Release(text, delta_.mutable_reasoning_content(), &content);
+    text = content;
   }
   if (calls_ == nullptr) {
     delta_.mutable_text()->append(text);

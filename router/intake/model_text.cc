@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/checkpoint/model_config.h"
+#include "router/text/gemma_calls.h"
 #include "router/text/marked_calls.h"
 #include "router/text/tool_calls.h"
 #include "router/validate/errors.h"
@@ -162,8 +163,9 @@ absl::Status LearnReasoning(const std::string& chat_template,
   if (!style && by_itself) return absl::OkStatus();
   if (!style) return refuse("is not known");
   ReasoningMarks marks{.style = *style};
-  for (const auto& [mark, id] : {std::pair{kThinkBegin, &marks.begin_id},
-                                 std::pair{kThinkEnd, &marks.end_id}}) {
+  const ReasoningTexts texts = ReasoningTextsOf(*style);
+  for (const auto& [mark, id] : {std::pair{texts.begin, &marks.begin_id},
+                                 std::pair{texts.end, &marks.end_id}}) {
     *id = tokenizer.TokenToId(mark).value_or(-1);
     if (*id < 0 || *id >= limits->vocabulary_size) {
       if (by_itself) return absl::OkStatus();
@@ -175,6 +177,8 @@ absl::Status LearnReasoning(const std::string& chat_template,
     marks.calls_id =
         tokenizer.TokenToId(CallMarksOf(ToolCallStyle::kKimiK2)->block_begin)
             .value_or(-1);
+  } else if (*style == ReasoningStyle::kGemma4) {
+    marks.calls_id = tokenizer.TokenToId(kGemmaCallBegin).value_or(-1);
   }
   limits->reasoning = marks;
   return absl::OkStatus();

@@ -154,11 +154,12 @@ void ToEntry(const EffectiveRequest& effective, v1::SessionSubmit* entry) {
   Copy(model_end_ids, entry->mutable_model_end_ids());
   if (tool_calls) *entry->mutable_tool_calls() = ToEntry(*tool_calls);
   if (reasoning) {
-    const auto& [style, begin_id, end_id, calls_id] = *reasoning;
+    const auto& [style, begin_id, end_id, calls_id, content_first] = *reasoning;
     entry->mutable_reasoning()->set_style(static_cast<uint32_t>(style));
     entry->mutable_reasoning()->set_begin_id(begin_id);
     entry->mutable_reasoning()->set_end_id(end_id);
     if (calls_id >= 0) entry->mutable_reasoning()->set_calls_id(calls_id);
+    entry->mutable_reasoning()->set_content_first(content_first);
   }
   if (harmony) {
     const auto& [marks, reasons] = *harmony;
@@ -205,7 +206,8 @@ EffectiveRequest EffectiveOf(v1::SessionSubmit* entry) {
         .style = static_cast<ReasoningStyle>(reasoning.style()),
         .begin_id = reasoning.begin_id(),
         .end_id = reasoning.end_id(),
-        .calls_id = reasoning.has_calls_id() ? reasoning.calls_id() : -1};
+        .calls_id = reasoning.has_calls_id() ? reasoning.calls_id() : -1,
+        .content_first = reasoning.content_first()};
   }
   if (entry->has_harmony()) {
     const v1::SessionHarmony& harmony = entry->harmony();

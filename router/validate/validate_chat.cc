@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -200,6 +201,29 @@ absl::Status CheckToolChoice(const v1::Chat& chat, const ModelLimits& limits) {
   return absl::OkStatus();
 }
 
+// Whether an answer begins with reasoning, as far as prompt and request say.
+bool Reasons(const v1::Chat& chat, ReasoningStyle style,
+             PromptReasoning prompt) {
+  const auto& extra = chat.chat_template_kwargs().fields();
+  const auto said = extra.find("enable_thinking");
+  std::optional<bool> asked;
+  if (said != extra.end() && said->second.has_bool_value()) {
+    asked = said->second.bool_value();
+  }
+  switch (style) {
+    case ReasoningStyle::kDeepSeekV3:
+      return prompt == PromptReasoning::kBegun;
+    case ReasoningStyle::kQwen3:
+      // Of templates that say nothing then.
+      return prompt != PromptReasoning::kOver && asked.value_or(true);
+    case ReasoningStyle::kGemma4:
+      return prompt == PromptReasoning::kBegun ||
+             (prompt == PromptReasoning::kUnsaid && asked.value_or(false));
+    default:
+      return prompt != PromptReasoning::kOver;
+  }
+}
+
 }  // namespace
 
 bool WantsTools(const v1::Chat& chat) {
@@ -227,21 +251,20 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
 
 void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
                    const ModelLimits& limits, EffectiveRequest* effective) {
-  if (!limits.reasoning ||
-      ReasoningIsOver(prompt, *limits.reasoning, limits.eos_token_ids)) {
-    return;
-  }
-  const auto& extra = chat.chat_template_kwargs().fields();
-  const auto thinking = extra.find("enable_thinking");
-  // Of templates that say nothing then.
-  if (limits.reasoning->style == ReasoningStyle::kQwen3 &&
-      thinking != extra.end() && thinking->second.has_bool_value() &&
-      !thinking->second.bool_value()) {
+  if (!limits.reasoning) return;
+  const PromptReasoning left =
+      ReasoningIn(prompt, *limits.reasoning, limits.eos_token_ids);
+  // Gemma may think unasked, unless what must match leaves no place for it.
+  const bool gemma = limits.reasoning->style == ReasoningStyle::kGemma4;
+  if (!Reasons(chat, limits.reasoning->style, left) &&
+      (!gemma || effective->structured)) {
     return;
   }
   effective->reasoning = limits.reasoning;
+  effective->reasoning->content_first =
+      gemma && left != PromptReasoning::kBegun;
   if (effective->structured) {
-    // Workers wait for </think> with what must match.
+    // Workers wait for its end with what must match.
     effective->reasoning->calls_id = -1;
     effective->features.emplace_back(kFeatureStructuredAfter);
   }

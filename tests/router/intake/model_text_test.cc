@@ -198,6 +198,7 @@ TEST(ModelText, ReasoningIsKnownByItself) {
                            "<|tool_call_argument_begin|><|tool_call_end|> #}";
   const std::string thinks = "{# </think> #}";
   const std::vector<std::string_view> marks = {kThinkBegin, kThinkEnd};
+  const std::vector<std::string_view> channel = {kChannelBegin, kChannelEnd};
   const std::vector<std::string_view> none;
   constexpr auto kAsQwen = ReasoningStyle::kQwen3;
   constexpr auto kAsDeepSeek = ReasoningStyle::kDeepSeekR1;
@@ -222,6 +223,9 @@ TEST(ModelText, ReasoningIsKnownByItself) {
       {"Kimi K2 Thinking", kimi + thinks, marks, "auto",
        ReasoningStyle::kKimiK2},
       {"Kimi K2, by name", plain, marks, "kimi_k2", ReasoningStyle::kKimiK2},
+      {"Gemma 4", plain + "{# <|channel>thought\n<channel|> #}", channel,
+       "auto", ReasoningStyle::kGemma4},
+      {"Gemma 4, by name", plain, channel, "gemma4", ReasoningStyle::kGemma4},
       {"without marks", glm, none, "auto", std::nullopt},
       {"not wanted", glm, marks, "none", std::nullopt},
       {"another", plain + "{# <tool_call> </think> #}", marks, "auto",
@@ -243,17 +247,27 @@ TEST(ModelText, ReasoningIsKnownByItself) {
   }
 }
 
-TEST(ModelText, KimisCallsMayEndItsReasoning) {
-  const std::string_view calls = "<|tool_calls_section_begin|>";
-  for (const char* const parser : {"kimi_k2", "deepseek_r1"}) {
+TEST(ModelText, CallsMayEndReasoning) {
+  const std::string_view kimi = "<|tool_calls_section_begin|>";
+  const std::string_view gemma = "<|tool_call>";
+  const struct {
+    const char* parser;
+    std::vector<std::string_view> marks;
+    bool calls_end;
+  } cases[] = {
+      {"kimi_k2", {kThinkBegin, kThinkEnd, kimi}, true},
+      {"deepseek_r1", {kThinkBegin, kThinkEnd, kimi}, false},
+      {"gemma4", {kChannelBegin, kChannelEnd, gemma}, true},
+      {"gemma4", {kChannelBegin, kChannelEnd}, false},
+  };
+  for (const auto& c : cases) {
     const engine::TempDir dir;
-    WriteModel("{{ messages }}", {kThinkBegin, kThinkEnd, calls}, dir);
+    WriteModel("{{ messages }}", c.marks, dir);
     const auto model =
-        ModelText::Load(dir.path(), {.reasoning_parser = parser});
+        ModelText::Load(dir.path(), {.reasoning_parser = c.parser});
     ASSERT_TRUE(model.ok()) << model.status();
     const ReasoningMarks& marks = *(*model)->limits().reasoning;
-    EXPECT_EQ(marks.calls_id,
-              parser == std::string("kimi_k2") ? marks.end_id + 1 : -1);
+    EXPECT_EQ(marks.calls_id, c.calls_end ? marks.end_id + 1 : -1);
   }
 }
 
@@ -270,6 +284,7 @@ TEST(ModelText, ParsersThatCannotBeAreRefused) {
       {all, "hermes", "openai_gptoss", "go together"},
       {all, "xml", "auto", "is not known"},
       {all, "auto", "r2", "is not known"},
+      {all, "auto", "gemma4", "no token <|channel>"},
   };
   for (const auto& c : cases) {
     const engine::TempDir dir;

@@ -281,7 +281,8 @@ TEST(SessionTest, ARequestIsKeptWhole) {
   effective.reasoning = ReasoningMarks{.style = ReasoningStyle::kQwen3,
                                        .begin_id = 4,
                                        .end_id = 6,
-                                       .calls_id = 9};
+                                       .calls_id = 9,
+                                       .content_first = true};
   effective.harmony = HarmonyFormat{.marks = {{7, "<|end|>"}}};
   effective.bad_word_ids = {{1, 2}, {3}};
   effective.end_token_ids = {26, 27};
@@ -307,6 +308,7 @@ TEST(SessionTest, ARequestIsKeptWhole) {
       google::protobuf::util::MessageDifferencer::Equals(ToEntry(back), kept));
   EXPECT_EQ(back.effective.tool_calls->markers, effective.tool_calls->markers);
   EXPECT_EQ(back.effective.reasoning->end_id, 6);
+  EXPECT_TRUE(back.effective.reasoning->content_first);
   EXPECT_EQ(back.effective.harmony->marks, effective.harmony->marks);
   EXPECT_TRUE(back.effective.harmony->reasoning);
   EXPECT_EQ(back.since, all.since);

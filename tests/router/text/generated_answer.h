@@ -27,28 +27,33 @@ inline constexpr int32_t kMark = 1000;
 inline constexpr ReasoningMarks kMarks{ReasoningStyle::kQwen3, 1001, 1002};
 class Bytewise final : public TextCodec {
  public:
-  explicit Bytewise(bool special) : special_(special) {}
+  Bytewise(bool special, ReasoningTexts marks)
+      : special_(special), marks_(marks) {}
 
  private:
   class Text final : public TextStream {
    public:
-    explicit Text(bool special) : special_(special) {}
+    Text(bool special, ReasoningTexts marks)
+        : special_(special), marks_(marks) {}
     std::string Push(int32_t id) override {
       if (id == kMark) return "";
       if (id < kMarks.begin_id) return std::string(1, static_cast<char>(id));
-      return special_ ? "" : id == kMarks.begin_id ? "<think>" : "</think>";
+      if (special_) return "";
+      return std::string(id == kMarks.begin_id ? marks_.begin : marks_.end);
     }
     std::string Finish() override { return ""; }
 
    private:
     const bool special_;
+    const ReasoningTexts marks_;
   };
   std::unique_ptr<TextStream> NewStream(absl::Span<const int32_t>,
                                         bool) override {
-    return std::make_unique<Text>(special_);
+    return std::make_unique<Text>(special_, marks_);
   }
   std::string TokenBytes(int32_t) override { return ""; }
   const bool special_;
+  const ReasoningTexts marks_;
 };
 
 struct Answer {
@@ -65,7 +70,8 @@ struct Answer {
 inline Answer Generate(const EffectiveRequest& request, const std::string& text,
                        size_t together, v1::FinishReason reason,
                        bool special = false) {
-  Bytewise codec(special);
+  const ReasoningMarks marks = request.reasoning.value_or(kMarks);
+  Bytewise codec(special, ReasoningTextsOf(marks.style));
   std::string content;
   google::protobuf::RepeatedPtrField<v1::ToolCall> calls;
   std::vector<v1::GenerateResponse> sent;
@@ -75,7 +81,8 @@ inline Answer Generate(const EffectiveRequest& request, const std::string& text,
   const auto collect = [&] {
     for (const v1::GenerateResponse& event : sent) {
       const std::string& thought = event.delta().reasoning_content();
-      EXPECT_TRUE(thought.empty() || answer.text.empty()) << answer.text;
+      EXPECT_TRUE(thought.empty() || answer.text.empty() || marks.content_first)
+          << answer.text;
       answer.reasoning += thought;
       answer.text += event.delta().text();
       JoinToolCalls(event.delta().tool_calls(), &calls);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,27 +117,95 @@ TEST(ReasoningTest, CallsMayEndIt) {
   }
 }
 
+// Gemma's.
+constexpr ReasoningMarks kThoughts{ReasoningStyle::kGemma4, kMarks.begin_id,
+                                   kMarks.end_id, kMark, true};
+
+TEST(ReasoningTest, ThoughtsBeginWithTheirMarkAndALabel) {
+  for (const Thought& c : std::vector<Thought>{
+           {"a thought", "\1thought\nHm.\n\2Yes.", "Hm.\n", "Yes.", 12},
+           {"none", "Yes.", "", "Yes.", 0},
+           {"an empty one", "\1thought\n\2Yes.", "", "Yes.", 8},
+           {"one without a label", "\1though I\2Yes.", "though I", "Yes.", 8},
+           {"one that begins like it", "\1thoughts\2.", "thoughts", ".", 8},
+           {"the label alone", "\1thought\2Yes.", "", "Yes.", 7},
+           {"cut in the label", "\1thou", "", "", 4},
+           {"cut", "\1thought\nHm", "Hm", "", 10},
+           {"behind content", "So.\1thought\nHm.\2Yes.", "Hm.", "So.Yes.", 11},
+           {"several", "\1thought\na\2b\1thought\nc\2\1d\2e", "acd", "be", 19},
+           {"a mark twice", "\1thought\na\1thought\nb\2c", "ab", "c", 18},
+           {"written out it is none", "<|channel>a", "", "<|channel>a", 0},
+           {"nothing at all", "", "", "", 0}}) {
+    for (const bool special : {false, true}) {
+      for (const size_t together : {size_t{0}, size_t{3}, size_t{99}}) {
+        for (const char* const stop :
+             {"", "Hm.</think>", "Yes, I", "So.<|c."}) {
+          EffectiveRequest request = WithReasoning();
+          request.reasoning = kThoughts;
+          if (*stop != 0) request.stopping.add_stop(stop);
+          const Answer answer = Generate(request, c.drawn, together,
+                                         v1::FINISH_REASON_STOP, special);
+          SCOPED_TRACE(absl::StrCat(c.what, ", ", special, together, stop));
+          EXPECT_EQ(answer.reasoning, c.reasoning);
+          EXPECT_EQ(answer.text, c.content);
+          EXPECT_EQ(answer.reasoning_tokens, c.tokens);
+        }
+      }
+    }
+  }
+  // The template has begun it.
+  EffectiveRequest request = WithReasoning();
+  request.reasoning = kThoughts;
+  request.reasoning->content_first = false;
+  for (const char* const label : {"", "thought\n"}) {
+    const Answer answer = Generate(request, absl::StrCat(label, "Hm.\2Yes."), 0,
+                                   v1::FINISH_REASON_STOP);
+    EXPECT_EQ(answer.reasoning, "Hm.");
+    EXPECT_EQ(answer.text, "Yes.");
+  }
+}
+
+TEST(ReasoningTest, CallsEndThoughtsAndStandBehindThem) {
+  const std::string call = "#call:f{a:<|\"|>b<|\"|>}<tool_call|>";
+  for (const bool special : {false, true}) {
+    for (const size_t together : {size_t{0}, size_t{9}, size_t{999}}) {
+      EffectiveRequest request = WithTools(kGemma);
+      request.tool_calls->markers = {{kMark, "<|tool_call>"}};
+      request.reasoning = kThoughts;
+      for (const std::string& text : {"So.\1thought\nHm.\2" + call + call,
+                                      "So.\1thought\nHm." + call + call,
+                                      "So.\1Hm." + call + "\1\2" + call}) {
+        const Answer answer =
+            Generate(request, text, together, v1::FINISH_REASON_STOP, special);
+        SCOPED_TRACE(absl::StrCat(text, special, together));
+        EXPECT_EQ(answer.reasoning, "Hm.");
+        EXPECT_EQ(answer.text, "So.");
+        ASSERT_EQ(answer.calls.size(), 2u);
+        EXPECT_EQ(answer.calls[1].arguments_json(), R"({"a": "b"})");
+      }
+    }
+  }
+}
+
 TEST(ReasoningTest, APromptMayHaveEndedIt) {
   constexpr int32_t kEnd = 5, kThink = kMarks.begin_id, kOver = kMarks.end_id;
   struct Prompt {
     const char* what;
     std::vector<int32_t> prompt;
-    bool over;
-    bool opened = false;
+    PromptReasoning left;
   };
+  constexpr auto kUnsaid = PromptReasoning::kUnsaid;
+  constexpr auto kBegun = PromptReasoning::kBegun;
+  constexpr auto kIsOver = PromptReasoning::kOver;
   for (const Prompt& c : std::vector<Prompt>{
-           {"no marks", {1, 2, kEnd, 3}, false},
-           {"opened for it", {1, kEnd, 3, kThink, 4}, false, true},
-           {"closed for it", {1, kEnd, 3, kThink, 4, kOver, 4}, true},
-           {"an answer to go on with", {1, kThink, 4, kOver, 7, 8}, true},
-           {"of an earlier turn", {kThink, 4, kOver, 9, kEnd, 3}, false},
-           {"opened anew", {kThink, 4, kOver, 9, kThink}, false, true},
-           {"empty", {}, false}}) {
-    EXPECT_EQ(ReasoningIsOver(c.prompt, kMarks, {kEnd}), c.over) << c.what;
-    // Of a model that reasons only where it is told to.
-    ReasoningMarks told = kMarks;
-    told.style = ReasoningStyle::kDeepSeekV3;
-    EXPECT_EQ(ReasoningIsOver(c.prompt, told, {kEnd}), !c.opened) << c.what;
+           {"no marks", {1, 2, kEnd, 3}, kUnsaid},
+           {"opened for it", {1, kEnd, 3, kThink, 4}, kBegun},
+           {"closed for it", {1, kEnd, 3, kThink, 4, kOver, 4}, kIsOver},
+           {"an answer to go on with", {1, kThink, 4, kOver, 7, 8}, kIsOver},
+           {"of an earlier turn", {kThink, 4, kOver, 9, kEnd, 3}, kUnsaid},
+           {"opened anew", {kThink, 4, kOver, 9, kThink}, kBegun},
+           {"empty", {}, kUnsaid}}) {
+    EXPECT_EQ(ReasoningIn(c.prompt, kMarks, {kEnd}), c.left) << c.what;
   }
 }
 
@@ -146,9 +215,66 @@ TEST(ReasoningTest, AMarkMayBeReleasedInPieces) {
   std::string reasoning;
   EXPECT_FALSE(output.Arrives(1, "Hm"));
   EXPECT_FALSE(output.Arrives(kMarks.end_id, "</think>"));
-  EXPECT_EQ(output.Release("Hm</thin", &reasoning), "");
-  EXPECT_EQ(output.Release("k>Yes", &reasoning), "Yes");
+  std::string content;
+  output.Release("Hm</thin", &reasoning, &content);
+  EXPECT_EQ(content, "");
+  output.Release("k>Yes", &reasoning, &content);
+  EXPECT_EQ(content, "Yes");
   EXPECT_EQ(reasoning, "Hm");
+}
+
+TEST(ReasoningTest, PromptAndRequestSayWhetherItBegins) {
+  constexpr int32_t kThink = kMarks.begin_id, kOver = kMarks.end_id;
+  const std::vector<int32_t> unsaid = {1}, begun = {1, kThink},
+                             over = {1, kThink, kOver};
+  enum Reasons { kNo, kYes, kLater };
+  using Style = ReasoningStyle;
+  const struct {
+    ReasoningStyle style;
+    const std::vector<int32_t>& prompt;
+    std::optional<bool> asked;
+    Reasons reasons;
+    bool structured;  // behind it
+  } cases[] = {
+      {Style::kDeepSeekR1, unsaid, {}, kYes, true},
+      {Style::kDeepSeekR1, unsaid, false, kYes, true},
+      {Style::kDeepSeekR1, over, {}, kNo, false},
+      {Style::kQwen3, unsaid, {}, kYes, true},
+      {Style::kQwen3, unsaid, false, kNo, false},
+      {Style::kQwen3, over, true, kNo, false},
+      {Style::kDeepSeekV3, unsaid, {}, kNo, false},
+      {Style::kDeepSeekV3, begun, {}, kYes, true},
+      {Style::kDeepSeekV3, over, {}, kNo, false},
+      {Style::kGemma4, unsaid, {}, kLater, false},
+      {Style::kGemma4, unsaid, false, kLater, false},
+      {Style::kGemma4, unsaid, true, kLater, true},
+      {Style::kGemma4, begun, {}, kYes, true},
+      {Style::kGemma4, over, {}, kLater, false},
+      {Style::kGemma4, over, true, kLater, false},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(static_cast<int>(c.style), ", ", c.prompt.size(),
+                              c.asked ? *c.asked ? "true" : "false" : ""));
+    ModelLimits limits;
+    limits.reasoning = kMarks;
+    limits.reasoning->style = c.style;
+    v1::Chat chat;
+    if (c.asked) {
+      (*chat.mutable_chat_template_kwargs()
+            ->mutable_fields())["enable_thinking"]
+          .set_bool_value(*c.asked);
+    }
+    EffectiveRequest free;
+    NoteReasoning(chat, c.prompt, limits, &free);
+    ASSERT_EQ(free.reasoning.has_value(), c.reasons != kNo);
+    if (free.reasoning) {
+      EXPECT_EQ(free.reasoning->content_first, c.reasons == kLater);
+    }
+    EffectiveRequest bound;
+    bound.structured.emplace().set_regex("a");
+    NoteReasoning(chat, c.prompt, limits, &bound);
+    EXPECT_EQ(bound.reasoning.has_value(), c.structured);
+  }
 }
 
 TEST(ReasoningTest, WhatMustMatchComesBehindIt) {
