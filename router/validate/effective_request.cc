@@ -226,6 +226,15 @@ std::optional<ToolCallOptions> EffectiveToolCalls(
   return options;
 }
 
+// Other text takes the place of the client's own constraint.
+void NoteOwnField(EffectiveRequest* effective) {
+  effective->constraint_field = absl::StrCat(
+      "structured.",
+      v1::StructuredOptions::descriptor()
+          ->FindFieldByNumber(effective->structured->constraint_case())
+          ->name());
+}
+
 // An answer that is asked for need not be all of the text: a call of the tools
 // is as good, and of messages it is what the last one says.
 absl::Status PlaceAnswer(const v1::GenerateRequest& request,
@@ -242,16 +251,12 @@ absl::Status PlaceAnswer(const v1::GenerateRequest& request,
           : AnswerTag(request.structured(), limits);
   if (!tag.ok()) return tag.status();
   if (!*tag) return absl::OkStatus();
-  v1::StructuredOptions& structured = *effective->structured;
-  effective->constraint_field = absl::StrCat(
-      "structured.", v1::StructuredOptions::descriptor()
-                         ->FindFieldByNumber(structured.constraint_case())
-                         ->name());
+  NoteOwnField(effective);
   // Of others any object is a call, which is no schema of the client's.
   if (effective->tool_calls && HasStrictTool(request.chat())) {
     effective->constraint_of = ConstraintOf::kEither;
   }
-  structured.set_structural_tag(**std::move(tag));
+  effective->structured->set_structural_tag(**std::move(tag));
   return absl::OkStatus();
 }
 
@@ -272,6 +277,24 @@ absl::Status KeepToStrictTools(const v1::GenerateRequest& request,
   effective->structured.emplace().set_structural_tag(*std::move(tag));
   effective->constraint_of = ConstraintOf::kTools;
   effective->model_end_ids = limits.eos_token_ids;
+  return absl::OkStatus();
+}
+
+// Of a model that may do without thoughts though it is told to think.
+absl::Status LeavePlaceForThoughts(const v1::GenerateRequest& request,
+                                   const ModelLimits& limits,
+                                   EffectiveRequest* effective) {
+  const bool thinks = effective->structured && limits.reasoning &&
+                      limits.reasoning->style == ReasoningStyle::kGemma4 &&
+                      AskedToThink(request.chat()).value_or(false);
+  if (!thinks) return absl::OkStatus();
+  absl::StatusOr<std::optional<std::string>> tag =
+      BehindThoughtsTag(*effective->structured, *limits.reasoning);
+  if (!tag.ok()) return tag.status();
+  if (!*tag) return absl::OkStatus();
+  const bool own = effective->constraint_of == ConstraintOf::kClient;
+  if (own && effective->constraint_field.empty()) NoteOwnField(effective);
+  effective->structured->set_structural_tag(**std::move(tag));
   return absl::OkStatus();
 }
 
@@ -320,6 +343,8 @@ absl::StatusOr<EffectiveRequest> EffectiveValues(
     TANDEM_ROUTER_RETURN_IF_ERROR(PlaceAnswer(request, limits, &effective));
   }
   TANDEM_ROUTER_RETURN_IF_ERROR(KeepToStrictTools(request, limits, &effective));
+  TANDEM_ROUTER_RETURN_IF_ERROR(
+      LeavePlaceForThoughts(request, limits, &effective));
   NoteFeatures(&effective);
   return effective;
 }
@@ -341,12 +366,13 @@ absl::Status InClientsTerms(const EffectiveRequest& effective,
                      absl::StrCat(field, message), {{"field", field}},
                      RetryAfter(status));
   }
-  return FieldInvalid(
-      field,
-      !tools ? (effective.tool_calls ? "(with chat.tools)" : "(in a message)")
-      : own.empty() ? "(schemas)"
-                    : absl::StrCat("(schemas, or ", own, ")"),
-      wrong->description, ErrorReason(status));
+  return FieldInvalid(field,
+                      !tools ? (effective.tool_calls ? "(with chat.tools)"
+                                : effective.harmony  ? "(in a message)"
+                                                     : "(behind thoughts)")
+                      : own.empty() ? "(schemas)"
+                                    : absl::StrCat("(schemas, or ", own, ")"),
+                      wrong->description, ErrorReason(status));
 }
 
 }  // namespace tandem::router

@@ -488,6 +488,22 @@ absl::StatusOr<std::optional<std::string>> AnswerTag(
   return Tag(BehindThoughts({FinalMessage(**format, limits)}, limits));
 }
 
+absl::StatusOr<std::optional<std::string>> BehindThoughtsTag(
+    const v1::StructuredOptions& text, const ReasoningMarks& marks) {
+  const absl::StatusOr<std::optional<std::string>> format = FormatOf(text);
+  if (!format.ok()) return format.status();
+  if (!*format) return std::nullopt;
+  const auto token = [](int32_t id) {
+    return absl::StrCat(R"({"type":"token","token":)", id, "}");
+  };
+  return Tag(
+      Sequence({absl::StrCat(R"({"type":"tags_with_separator","separator":"",)",
+                             R"("tags":[{"begin":)", token(marks.begin_id),
+                             R"(,"content":{"type":"any_text"},"end":)",
+                             token(marks.end_id), "}]}"),
+                **format}));
+}
+
 bool HasStrictTool(const v1::Chat& chat) {
   return std::any_of(chat.tools().begin(), chat.tools().end(),
                      [](const v1::Tool& tool) { return tool.strict(); });

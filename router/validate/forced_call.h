@@ -46,6 +46,11 @@ absl::StatusOr<std::optional<std::string>> CallOrAnswerTag(
 absl::StatusOr<std::optional<std::string>> AnswerTag(
     const v1::StructuredOptions& answer, const ModelLimits& limits);
 
+// `text` behind any number of thoughts between these marks, or none (Gemma's:
+// text/reasoning.h). None as above.
+absl::StatusOr<std::optional<std::string>> BehindThoughtsTag(
+    const v1::StructuredOptions& text, const ReasoningMarks& marks);
+
 // Whether some function's arguments must satisfy its schema.
 bool HasStrictTool(const v1::Chat& chat);
 

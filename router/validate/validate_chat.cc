@@ -202,23 +202,14 @@ absl::Status CheckToolChoice(const v1::Chat& chat, const ModelLimits& limits) {
 }
 
 // Whether an answer begins with reasoning, as far as prompt and request say.
-bool Reasons(const v1::Chat& chat, ReasoningStyle style,
-             PromptReasoning prompt) {
-  const auto& extra = chat.chat_template_kwargs().fields();
-  const auto said = extra.find("enable_thinking");
-  std::optional<bool> asked;
-  if (said != extra.end() && said->second.has_bool_value()) {
-    asked = said->second.bool_value();
-  }
+bool Reasons(ReasoningStyle style, PromptReasoning prompt,
+             std::optional<bool> asked) {
   switch (style) {
     case ReasoningStyle::kDeepSeekV3:
       return prompt == PromptReasoning::kBegun;
     case ReasoningStyle::kQwen3:
       // Of templates that say nothing then.
       return prompt != PromptReasoning::kOver && asked.value_or(true);
-    case ReasoningStyle::kGemma4:
-      return prompt == PromptReasoning::kBegun ||
-             (prompt == PromptReasoning::kUnsaid && asked.value_or(false));
     default:
       return prompt != PromptReasoning::kOver;
   }
@@ -249,23 +240,31 @@ absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits) {
   return absl::OkStatus();
 }
 
+std::optional<bool> AskedToThink(const v1::Chat& chat) {
+  const auto& extra = chat.chat_template_kwargs().fields();
+  const auto said = extra.find("enable_thinking");
+  if (said == extra.end() || !said->second.has_bool_value()) return {};
+  return said->second.bool_value();
+}
+
 void NoteReasoning(const v1::Chat& chat, absl::Span<const int32_t> prompt,
                    const ModelLimits& limits, EffectiveRequest* effective) {
   if (!limits.reasoning) return;
   const PromptReasoning left =
       ReasoningIn(prompt, *limits.reasoning, limits.eos_token_ids);
-  // Gemma may think unasked, unless what must match leaves no place for it.
+  // Gemma may think unasked.
   const bool gemma = limits.reasoning->style == ReasoningStyle::kGemma4;
-  if (!Reasons(chat, limits.reasoning->style, left) &&
-      (!gemma || effective->structured)) {
+  if (!gemma && !Reasons(limits.reasoning->style, left, AskedToThink(chat))) {
     return;
   }
   effective->reasoning = limits.reasoning;
   effective->reasoning->content_first =
       gemma && left != PromptReasoning::kBegun;
-  if (effective->structured) {
-    // Workers wait for its end with what must match.
-    effective->reasoning->calls_id = -1;
+  if (!effective->structured) return;
+  effective->reasoning->calls_id = -1;
+  // Workers wait for its end with what must match, unless that has a place for
+  // thoughts.
+  if (!effective->reasoning->content_first) {
     effective->features.emplace_back(kFeatureStructuredAfter);
   }
 }

@@ -6,6 +6,7 @@
 #ifndef TANDEM_ROUTER_VALIDATE_VALIDATE_STEPS_H_
 #define TANDEM_ROUTER_VALIDATE_VALIDATE_STEPS_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -50,6 +51,9 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
                            const ModelLimits& limits);
 // What excludes each other: by name, whatever the values.
 absl::Status CheckBeam(const v1::GenerateRequest& request, int widest);
+
+// validate_chat.cc: what the request says to the template of thinking.
+std::optional<bool> AskedToThink(const v1::Chat& chat);
 
 // effective_request.cc: of a request whose fields were checked, which may still
 // ask for what cannot be together.

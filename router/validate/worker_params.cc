@@ -113,7 +113,7 @@ v1::SamplingParams ToSamplingParams(const EffectiveRequest& effective) {
     v1::StructuredParams* const structured = params.mutable_structured();
     *structured->mutable_options() = *effective.structured;
     AddStructuredEnds(effective, structured);
-    if (effective.reasoning) {
+    if (effective.reasoning && !effective.reasoning->content_first) {
       structured->set_after_token_id(effective.reasoning->end_id);
     }
   }

@@ -234,7 +234,7 @@ TEST(ReasoningTest, PromptAndRequestSayWhetherItBegins) {
     const std::vector<int32_t>& prompt;
     std::optional<bool> asked;
     Reasons reasons;
-    bool structured;  // behind it
+    bool waits;  // with what must match
   } cases[] = {
       {Style::kDeepSeekR1, unsaid, {}, kYes, true},
       {Style::kDeepSeekR1, unsaid, false, kYes, true},
@@ -247,7 +247,7 @@ TEST(ReasoningTest, PromptAndRequestSayWhetherItBegins) {
       {Style::kDeepSeekV3, over, {}, kNo, false},
       {Style::kGemma4, unsaid, {}, kLater, false},
       {Style::kGemma4, unsaid, false, kLater, false},
-      {Style::kGemma4, unsaid, true, kLater, true},
+      {Style::kGemma4, unsaid, true, kLater, false},
       {Style::kGemma4, begun, {}, kYes, true},
       {Style::kGemma4, over, {}, kLater, false},
       {Style::kGemma4, over, true, kLater, false},
@@ -273,7 +273,8 @@ TEST(ReasoningTest, PromptAndRequestSayWhetherItBegins) {
     EffectiveRequest bound;
     bound.structured.emplace().set_regex("a");
     NoteReasoning(chat, c.prompt, limits, &bound);
-    EXPECT_EQ(bound.reasoning.has_value(), c.structured);
+    EXPECT_EQ(ToSamplingParams(bound).structured().has_after_token_id(),
+              c.waits);
   }
 }
 
