@@ -68,6 +68,37 @@ std::string MessageJson(const v1::ChatMessage& message, ChatForm form) {
   return json;
 }
 
+// Behind the messages from `begin` on that are results of calls.
+int EndOfResults(const v1::Chat& chat, int begin) {
+  int end = begin;
+  while (end < chat.messages_size() && chat.messages(end).role() == "tool") {
+    ++end;
+  }
+  return end;
+}
+
+// An assistant's message with calls, and those behind it with their results;
+// returns where they end.
+int AddCallsWithResponses(const v1::Chat& chat, int begin,
+                          std::vector<std::string>* messages) {
+  const v1::ChatMessage& calling = chat.messages(begin);
+  const int end = EndOfResults(chat, begin + 1);
+  ordered_json responses = ordered_json::array();
+  for (int i = begin + 1; i < end; ++i) {
+    const v1::ChatMessage& result = chat.messages(i);
+    ordered_json response = {{"response", ContentOf(result)}};
+    for (const v1::ToolCall& call : calling.tool_calls()) {
+      if (call.id() == result.tool_call_id()) response["name"] = call.name();
+    }
+    responses.push_back(std::move(response));
+  }
+  messages->push_back(MessageJson(calling, ChatForm::kToolResponses));
+  if (!responses.empty()) {
+    AddMember("tool_responses", responses.dump(), &messages->back());
+  }
+  return end;
+}
+
 // A message with one of its calls; `thinking` is of the first alone.
 std::string HarmonyCallJson(const std::string& thinking,
                             const v1::ToolCall& call) {
@@ -84,10 +115,7 @@ std::string HarmonyCallJson(const std::string& thinking,
 int AddHarmonyCalls(const v1::Chat& chat, int begin,
                     std::vector<std::string>* messages) {
   const v1::ChatMessage& calling = chat.messages(begin);
-  int end = begin + 1;
-  while (end < chat.messages_size() && chat.messages(end).role() == "tool") {
-    ++end;
-  }
+  const int end = EndOfResults(chat, begin + 1);
   const std::string content = ContentOf(calling);
   const bool both = !calling.reasoning_content().empty() && !content.empty();
   std::string thinking =
@@ -159,6 +187,13 @@ bool LooksForNullContent(std::string_view source) {
 
 ChatForm ChatFormOf(std::string_view chat_template) {
   if (WritesHarmony(chat_template)) return ChatForm::kHarmony;
+  const auto has = [&](std::string_view text) {
+    return chat_template.find(text) != std::string_view::npos;
+  };
+  // Later ones know OpenAI's messages too.
+  if (has("tool_responses") && !has("tool_call_id")) {
+    return ChatForm::kToolResponses;
+  }
   if (!LooksForNullContent(chat_template)) return ChatForm::kUsual;
   return AddsToArguments(chat_template) ? ChatForm::kDeepSeek
                                         : ChatForm::kNullContent;
@@ -176,8 +211,13 @@ std::string MessagesJson(const v1::Chat& chat, ChatForm form) {
   std::vector<std::string> messages;
   for (int i = 0; i < chat.messages_size();) {
     const v1::ChatMessage& message = chat.messages(i);
-    if (form == ChatForm::kHarmony && !message.tool_calls().empty()) {
+    const bool calls = !message.tool_calls().empty();
+    if (calls && form == ChatForm::kHarmony) {
       i = AddHarmonyCalls(chat, i, &messages);
+      continue;
+    }
+    if (calls && form == ChatForm::kToolResponses) {
+      i = AddCallsWithResponses(chat, i, &messages);
       continue;
     }
     messages.push_back(MessageJson(message, form));

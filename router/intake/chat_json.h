@@ -22,6 +22,9 @@ enum class ChatForm {
   kNullContent,
   // That, and arguments of calls are text, to which the template adds more.
   kDeepSeek,
+  // The usual, but results of calls are the `tool_responses` of the message
+  // that made these. Gemma 4's first know nothing else.
+  kToolResponses,
   // gpt-oss' (text/harmony.h): one call in a message, what led to it in
   // `thinking` and none of it in `content`, its result behind it, and a
   // description of each tool.

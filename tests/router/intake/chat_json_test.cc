@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace tandem::router {
@@ -72,6 +73,41 @@ TEST(ChatJson, ArgumentsAreTextForDeepSeek) {
             R"("arguments":"{}"}}]}])");
 }
 
+TEST(ChatJson, ResultsMayBeOfTheMessageThatCalled) {
+  const v1::Chat chat = Parse(R"pb(
+    messages {
+      role: "assistant"
+      tool_calls { id: "c1" name: "f" }
+      tool_calls { id: "c2" name: "g" }
+    }
+    messages { role: "tool" tool_call_id: "c2" content: "{\"a\": 1}" }
+    messages {
+      role: "tool"
+      tool_call_id: "c1"
+      parts { text: "x" }
+      parts { text: "y" }
+    }
+    messages {
+      role: "assistant"
+      tool_calls { id: "c3" name: "g" }
+    }
+    messages { role: "user" content: "No." })pb");
+  const auto calls = [](const char* id, const char* name) {
+    return absl::StrCat(R"({"id":")", id, R"(","type":"function",)",
+                        R"("function":{"name":")", name,
+                        R"(","arguments":{}}})");
+  };
+  EXPECT_EQ(
+      MessagesJson(chat, ChatForm::kToolResponses),
+      absl::StrCat(R"([{"role":"assistant","content":"","tool_calls":[)",
+                   calls("c1", "f"), ",", calls("c2", "g"),
+                   R"(],"tool_responses":[)",
+                   R"({"response":"{\"a\": 1}","name":"g"},)",
+                   R"({"response":"x\ny","name":"f"}]},)",
+                   R"({"role":"assistant","content":"","tool_calls":[)",
+                   calls("c3", "g"), R"(]},{"role":"user","content":"No."}])"));
+}
+
 TEST(ChatJson, NullContentIsForTemplatesThatLookForIt) {
   const struct {
     const char* source;
@@ -97,6 +133,9 @@ TEST(ChatJson, NullContentIsForTemplatesThatLookForIt) {
       {"{% if content is none %}{{ '>' + call.arguments",
        ChatForm::kNullContent},
       {"{{ call['arguments'] + '<' }}", ChatForm::kUsual},
+      {"{% for r in m['tool_responses'] %}", ChatForm::kToolResponses},
+      {"{% for r in m['tool_responses'] %}{{ n.tool_call_id }}",
+       ChatForm::kUsual},
   };
   for (const auto& c : cases)
     EXPECT_EQ(ChatFormOf(c.source), c.form) << c.source;
