@@ -66,18 +66,21 @@ int64_t QueryKeyPairs(int64_t first, int64_t rows, int64_t window = 0);
 // What work is counted by; engine/model/model_work.h makes it of a model. All
 // zeros count steps and positions alone.
 struct WorkShape {
-  int layers = 0;
-  int windowed_layers = 0;  // of them
-  int window = 0;           // positions that those see
+  struct Layers {
+    int count = 0;
+    int window = 0;  // positions that they see; 0: all
+    int kv_heads = 0;
+    int head_dim = 0;
+    int64_t kv_vector_bytes = 0;  // a K or a V of one head, scale included
+  };
+  Layers full = {};
+  Layers windowed = {};  // the rest
   bool last_windowed = false;
   int heads = 0;
-  int kv_heads = 0;
-  int head_dim = 0;
-  int64_t kv_vector_bytes = 0;  // a K or a V of one head, scale included
 
   // Multiplications of one row. What follows attention in a layer is its
   // output and the feed-forward layer, of the experts that a row takes.
-  int64_t qkv = 0;              // of one layer
+  int64_t qkv = 0;              // of all layers
   int64_t after_attention = 0;  // of all layers but the last
   int64_t last_after_attention = 0;
   int64_t head = 0;
@@ -102,7 +105,7 @@ struct WorkShape {
   int64_t StepWeightBytes(int64_t rows, int64_t drawn) const;
 
  private:
-  void AddAttention(int64_t first, int64_t rows, int64_t count, int64_t of,
+  void AddAttention(int64_t first, int64_t rows, const Layers& layers,
                     Work* work) const;
 };
 

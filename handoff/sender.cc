@@ -246,7 +246,10 @@ void Sender::Impl::OnGranted(State* state, const v1::HandoffAnswer& answer) {
       grant.position_end < grant.position_begin ||
       grant.position_end > state->offer.positions() || grant.head_begin < 0 ||
       grant.head_end <= grant.head_begin ||
-      grant.head_end > options_.kv_heads || SlotRows(*state) < 1) {
+      grant.head_end > options_.kv_heads ||
+      (options_.whole_heads &&
+       grant.head_end - grant.head_begin < options_.kv_heads) ||
+      SlotRows(*state) < 1) {
     const absl::Status status = absl::InternalError(absl::StrCat(
         "the decode worker granted positions ", grant.position_begin, "..",
         grant.position_end, ", heads ", grant.head_begin, "..", grant.head_end,

@@ -31,6 +31,7 @@ struct SenderOptions {
   int num_layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  bool whole_heads = false;           // no grant of some of the heads is taken
   int64_t staging_bytes = 64 << 20;   // own slabs, for ways without shared ones
   int64_t slab_bytes = 1 << 20;       // of one own slab
   HostMemory* host_memory = nullptr;  // that gathers fill; may be null

@@ -23,11 +23,13 @@
 #ifndef TANDEM_KERNELS_BACKEND_H_
 #define TANDEM_KERNELS_BACKEND_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
@@ -107,10 +109,27 @@ struct KvShape {
   // On a CPU f32, bf16, fp8, int8 or int4; on a GPU fp8, int8, int4 or the
   // activations'.
   DType dtype = DType::kF32;
+  // Of layers with other heads (KvCache::other): other_layers of them lie where
+  // one layer does. 0: there are none.
+  int other_kv_heads = 0;
+  int other_head_dim = 0;
+  int other_layers = 0;
 
   // Scales included.
   int64_t bytes_per_position() const {
-    return int64_t{2} * num_layers * kv_heads * KvVectorBytes(dtype, head_dim);
+    return int64_t{2} * num_layers *
+           std::max(kv_heads * KvVectorBytes(dtype, head_dim),
+                    int64_t{other_layers} * other_kv_heads *
+                        KvVectorBytes(dtype, other_head_dim));
+  }
+  // The same memory as layers with other heads see it.
+  KvShape Other() const {
+    return {.num_layers = num_layers * other_layers,
+            .kv_heads = other_kv_heads,
+            .head_dim = other_head_dim,
+            .block_size = block_size,
+            .num_blocks = num_blocks,
+            .dtype = dtype};
   }
 };
 
@@ -121,12 +140,18 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
   const KvShape& shape() const { return shape_; }
+  // The same memory for layers with other heads, whose layers are numbered
+  // shape().other_layers for each of this one. REQUIRES: there are such.
+  KvCache& other() const { return *other_; }
 
  protected:
-  explicit KvCache(const KvShape& shape) : shape_(shape) {}
+  explicit KvCache(const KvShape& shape,
+                   std::unique_ptr<KvCache> other = nullptr)
+      : shape_(shape), other_(std::move(other)) {}
 
  private:
   const KvShape shape_;
+  const std::unique_ptr<KvCache> other_;
 };
 
 // What a step's operations know about their rows. The arrays are device

@@ -111,6 +111,7 @@ class PrefillRole final : public worker::Role {
     options.sender.num_layers = shape.num_layers;
     options.sender.kv_heads = shape.kv_heads;
     options.sender.head_dim = shape.head_dim;
+    options.sender.whole_heads = shape.other_layers > 0;
     // What gathers fill for gRPC fits into one of its messages.
     options.sender.slab_bytes =
         std::min(context.parts.slab_bytes, int64_t{2} << 20);

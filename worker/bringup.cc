@@ -168,9 +168,8 @@ int64_t SlabBytes(const WorkerFlags& flags, bool on_gpu) {
 
 DraftKv DraftKvOf(const engine::Model& model, DType kv_dtype, int num_blocks) {
   kernels::KvShape shape;
-  shape.num_layers = model.spec().layers;
-  shape.kv_heads = model.spec().kv_heads;
-  shape.head_dim = model.spec().head_dim;
+  shape.num_layers = engine::OnePart(model.spec()).room();
+  engine::SetHeads(model.spec(), &shape);
   shape.dtype = kv_dtype;
   return {shape.bytes_per_position(), num_blocks};
 }

@@ -88,8 +88,7 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
   kernels::KvShape shape;
   const engine::LayerParts layers = engine::PartsOf(spec);
   shape.num_layers = layers.room();
-  shape.kv_heads = spec.kv_heads;
-  shape.head_dim = spec.head_dim;
+  engine::SetHeads(spec, &shape);
   shape.dtype = kv_dtype;
   const int64_t position_bytes =
       shape.bytes_per_position() +

@@ -86,11 +86,12 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
   return formats;
 }
 
-double AttentionParameters(const ModelSpec& spec) {
+double AttentionParameters(const ModelSpec& spec, int layer) {
   const double hidden = spec.hidden_size;
   const double heads = spec.heads;
   if (!spec.latent()) {
-    return hidden * (spec.qkv_rows() + heads * spec.head_dim);
+    const auto output = heads * spec.kv_heads_of(layer).dim;
+    return hidden * (spec.qkv_rows(layer) + output);
   }
   const double query = spec.query_rank > 0 ? spec.query_rank : hidden;
   return (spec.query_rank > 0 ? hidden * query : 0) +
@@ -101,9 +102,9 @@ double AttentionParameters(const ModelSpec& spec) {
 
 double Parameters(const ModelSpec& spec) {
   const double hidden = spec.hidden_size;
-  double layers = spec.layers * AttentionParameters(spec);
+  double layers = 0;
   for (int layer = 0; layer < spec.layers; ++layer) {
-    layers += FeedForward(spec, layer);
+    layers += AttentionParameters(spec, layer) + FeedForward(spec, layer);
   }
   const double positions =
       spec.names.positions.empty() ? 0 : hidden * spec.max_positions;
@@ -112,8 +113,12 @@ double Parameters(const ModelSpec& spec) {
 }
 
 int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
-  return int64_t{2} * spec.layers * spec.kv_heads *
-         kernels::KvVectorBytes(type, spec.head_dim);
+  int64_t bytes = 0;
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    const ModelSpec::KvHeads kv = spec.kv_heads_of(layer);
+    bytes += int64_t{2} * kv.count * kernels::KvVectorBytes(type, kv.dim);
+  }
+  return bytes;
 }
 
 int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
@@ -121,7 +126,7 @@ int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
   const engine::WorkShape shape = ShapeOf(spec, formats);
   const int expert_layers =
       shape.expert_layers + (shape.last_has_experts ? 1 : 0);
-  int64_t bytes = spec.layers * shape.qkv_bytes + shape.after_attention_bytes +
+  int64_t bytes = shape.qkv_bytes + shape.after_attention_bytes +
                   shape.last_after_attention_bytes +
                   int64_t{expert_layers} * shape.experts * shape.expert_bytes +
                   (spec.tied_head ? 1 : 2) * shape.head_bytes;
@@ -129,15 +134,15 @@ int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
     bytes += int64_t{4} * spec.hidden_size * spec.max_positions;
   }
   // A cosine and a sine each, in f32.
-  const auto tables = [&](const engine::RopeSpec& rope) {
+  const auto tables = [&](const engine::RopeSpec& rope, int head_dim) {
     return rope.kind == engine::RopeSpec::Kind::kNone
                ? 0
                : static_cast<int64_t>(
-                     8 * engine::RopeFrequencies(rope, spec.head_dim).size()) *
+                     8 * engine::RopeFrequencies(rope, head_dim).size()) *
                      positions;
   };
-  bytes += tables(spec.rope);
-  if (spec.window > 0) bytes += tables(spec.local_rope);
+  bytes += tables(spec.rope, spec.full_dim());
+  if (spec.window > 0) bytes += tables(spec.local_rope, spec.head_dim);
   return bytes;
 }
 

@@ -123,8 +123,10 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   plan.workspace_bytes += ExpertBytes(input, formats);
   plan.kv_token_bytes = explain::KvBytesPerToken(spec, formats.kv);
   // A block has room for some layers more where they are parted unevenly.
-  plan.kv_block_bytes = plan.kv_token_bytes / spec.layers *
-                        engine::PartsOf(spec).room() * input.block_size;
+  kernels::KvShape block{.num_layers = engine::PartsOf(spec).room(),
+                         .dtype = formats.kv};
+  engine::SetHeads(spec, &block);
+  plan.kv_block_bytes = block.bytes_per_position() * input.block_size;
 
   std::optional<worker::GpuMemory> gpu;
   if (input.gpu) {

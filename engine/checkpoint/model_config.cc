@@ -622,6 +622,10 @@ std::string ModelSpec::Canonical() const {
       norm == NormKind::kRms || norm == NormKind::kOffset ? "rms" : "layer",
       norm_eps, kActivations[static_cast<int>(activation)], output_bias,
       mlp_bias, tied_head, rope.theta);
+  if (mixed_heads()) {
+    absl::StrAppendFormat(&text, " full_kv_heads=%d full_head_dim=%d",
+                          full_kv_heads, full_head_dim);
+  }
   text += rope.Canonical();
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);

@@ -47,6 +47,11 @@ struct ModelSpec {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  // Of layers that see all positions, where those with a window have others;
+  // else 0. Neither then takes more of a KV cache in every format unless it
+  // does in all.
+  int full_kv_heads = 0;
+  int full_head_dim = 0;
   // Of multi-head latent attention (DeepSeek-V2, section 2.1), else 0: what
   // keys and values of all heads are made of, the same for queries (0: the
   // hidden state), what of a head's queries does not turn, and a head's values.
@@ -88,13 +93,36 @@ struct ModelSpec {
   SamplingDefaults sampling;
   Quantisation quantisation;  // of the checkpoint
 
-  int qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
-  bool latent() const { return kv_rank > 0; }
-  // Of a head's queries before they meet keys, and of what attention gives.
-  int query_dim() const {
-    return latent() ? still_dim + rope.rotary_dim : head_dim;
+  // A layer's.
+  struct KvHeads {
+    int count = 0;
+    int dim = 0;
+    bool operator==(const KvHeads&) const = default;
+  };
+  bool mixed_heads() const { return full_head_dim > 0; }
+  KvHeads kv_heads_of(int layer) const {
+    return mixed_heads() && !is_windowed(layer)
+               ? KvHeads{full_kv_heads, full_head_dim}
+               : KvHeads{kv_heads, head_dim};
   }
-  int output_dim() const { return latent() ? value_dim : head_dim; }
+  // Of layers that see all positions.
+  int full_dim() const { return mixed_heads() ? full_head_dim : head_dim; }
+  int widest_head_dim() const { return std::max(head_dim, full_head_dim); }
+  int qkv_rows(int layer) const {
+    const KvHeads kv = kv_heads_of(layer);
+    return (heads + 2 * kv.count) * kv.dim;
+  }
+  int widest_qkv_rows() const {
+    return std::max((heads + 2 * kv_heads) * head_dim,
+                    (heads + 2 * full_kv_heads) * full_head_dim);
+  }
+  bool latent() const { return kv_rank > 0; }
+  // Of a head's queries before they meet keys, and of what attention gives;
+  // the widest layer's.
+  int query_dim() const {
+    return latent() ? still_dim + rope.rotary_dim : widest_head_dim();
+  }
+  int output_dim() const { return latent() ? value_dim : widest_head_dim(); }
   bool has_experts(int layer) const {
     return routes.experts > 0 && (dense.empty() || !dense[layer]);
   }

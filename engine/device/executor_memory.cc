@@ -24,11 +24,10 @@ absl::Status DeviceExecutor::Initialize() {
         "executor: the pool's blocks have other parts than the model's");
   }
   shape_ = {.num_layers = spec.layers,
-            .kv_heads = spec.kv_heads,
-            .head_dim = spec.head_dim,
             .block_size = options_.block_size,
             .num_blocks = options_.num_blocks,
             .dtype = options_.kv_dtype};
+  SetHeads(spec, &shape_);
   kernels::KvShape cells = shape_;
   cells.num_layers = layers_.layers_per_part;
   cells.num_blocks *= layers_.parts.count();
@@ -103,8 +102,8 @@ kernels::WorkLimits DeviceExecutor::Limits(const DeviceExecutorOptions& options,
           .sampled = options.draws(),
           .positions = model.max_positions(),
           .heads = spec.heads,
-          .kv_heads = spec.kv_heads,
-          .head_dim = spec.head_dim,
+          .kv_heads = std::max(spec.kv_heads, spec.full_kv_heads),
+          .head_dim = spec.widest_head_dim(),
           .vocab = spec.vocab_size,
           .gated = 2 * std::max(spec.widest_dense_size(), spec.expert_size),
           .hidden = spec.hidden_size,

@@ -12,6 +12,7 @@
 namespace tandem::engine {
 
 using kernels::DType;
+using kernels::KvCache;
 using kernels::KvDigest;
 using kernels::KvRange;
 
@@ -93,12 +94,17 @@ absl::Span<const int32_t> DeviceExecutor::BlocksOf(const KvPart& part) const {
 
 // ---- Parts of sequences
 
-// move(range, bytes of the wire before it, where its digest goes).
+// move(cache, range, bytes of the wire before it, where its digest goes).
+// Layers with other heads have as many bytes there as the rest, their own
+// first.
 template <typename Move>
 void DeviceExecutor::ForRuns(const KvPart& part, DType wire, Transfer* transfer,
                              const Move& move) {
   const KvRange whole = RangeOf(part);
-  if (blocks_.parts() == 1) return move(whole, 0, &transfer->digest);
+  const bool mixed = shape_.other_layers > 0;
+  if (blocks_.parts() == 1 && !mixed) {
+    return move(*cache_, whole, 0, &transfer->digest);
+  }
   int64_t begin = 0;
   for (const LayerParts::Run& run :
        layers_.Runs(part.layer_begin, part.layer_end)) {
@@ -112,8 +118,11 @@ void DeviceExecutor::ForRuns(const KvPart& part, DType wire, Transfer* transfer,
     range.layer_begin = run.first.layer;
     range.layer_end = run.first.layer + (run.end - run.begin);
     range.layer_shift = run.begin - run.first.layer;
-    move(range, begin, &own.digest);
-    begin += range.bytes(wire, shape_.head_dim);
+    const int64_t bytes = range.bytes(wire, shape_.head_dim);
+    if (run.first.other) range.head_end = shape_.other_kv_heads;
+    move(run.first.other ? cache_->other() : *cache_, range, begin,
+         &own.digest);
+    begin += bytes;
   }
 }
 
@@ -122,11 +131,12 @@ void DeviceExecutor::Gather(const KvPart& part, DType wire, uint64_t digest_key,
                             absl::AnyInvocable<void(KvDigest)> done) {
   auto transfer =
       std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
-  ForRuns(part, wire, transfer.get(),
-          [&](const KvRange& range, int64_t at, KvDigest* digest) {
-            backend_->KvGather(*transfer_, *cache_, range, wire, digest_key,
-                               staging + at, digest);
-          });
+  ForRuns(
+      part, wire, transfer.get(),
+      [&](KvCache& cache, const KvRange& range, int64_t at, KvDigest* digest) {
+        backend_->KvGather(*transfer_, cache, range, wire, digest_key,
+                           staging + at, digest);
+      });
   FinishTransfer(std::move(transfer));
 }
 
@@ -137,8 +147,8 @@ void DeviceExecutor::Scatter(const KvPart& part, DType wire,
   auto transfer = std::make_unique<Transfer>(Transfer{
       this, {}, [done = std::move(done)](KvDigest) mutable { done(); }});
   ForRuns(part, wire, transfer.get(),
-          [&](const KvRange& range, int64_t at, KvDigest*) {
-            backend_->KvScatter(*transfer_, *cache_, range, wire, staging + at);
+          [&](KvCache& cache, const KvRange& range, int64_t at, KvDigest*) {
+            backend_->KvScatter(*transfer_, cache, range, wire, staging + at);
           });
   FinishTransfer(std::move(transfer));
 }
@@ -148,8 +158,8 @@ void DeviceExecutor::Digest(const KvPart& part, DType wire, uint64_t digest_key,
   auto transfer =
       std::make_unique<Transfer>(Transfer{this, {}, std::move(done)});
   ForRuns(part, wire, transfer.get(),
-          [&](const KvRange& range, int64_t, KvDigest* digest) {
-            backend_->KvDigestOf(*transfer_, *cache_, range, wire, digest_key,
+          [&](KvCache& cache, const KvRange& range, int64_t, KvDigest* digest) {
+            backend_->KvDigestOf(*transfer_, cache, range, wire, digest_key,
                                  digest);
           });
   FinishTransfer(std::move(transfer));
@@ -193,11 +203,12 @@ void DeviceExecutor::SaveBlock(int32_t block, std::byte* to,
   // As if it wrote: the next step that names the block waits.
   ForCells(block,
            [&](int32_t cell) { last_scatter_[cell] = transfers_issued_ + 1; });
-  ForRuns(WholeBlock(&transfer->block), shape_.dtype, transfer.get(),
-          [&](const KvRange& range, int64_t at, KvDigest* digest) {
-            backend_->KvGather(*transfer_, *cache_, range, shape_.dtype, 0,
-                               to + at, digest);
-          });
+  ForRuns(
+      WholeBlock(&transfer->block), shape_.dtype, transfer.get(),
+      [&](KvCache& cache, const KvRange& range, int64_t at, KvDigest* digest) {
+        backend_->KvGather(*transfer_, cache, range, shape_.dtype, 0, to + at,
+                           digest);
+      });
   FinishTransfer(std::move(transfer));
 }
 
@@ -208,8 +219,8 @@ void DeviceExecutor::RestoreBlock(int32_t block, const std::byte* from,
   const KvPart part = WholeBlock(&transfer->block);
   WaitForSteps(part);
   ForRuns(part, shape_.dtype, transfer.get(),
-          [&](const KvRange& range, int64_t at, KvDigest*) {
-            backend_->KvScatter(*transfer_, *cache_, range, shape_.dtype,
+          [&](KvCache& cache, const KvRange& range, int64_t at, KvDigest*) {
+            backend_->KvScatter(*transfer_, cache, range, shape_.dtype,
                                 from + at);
           });
   FinishTransfer(std::move(transfer));

@@ -40,7 +40,7 @@ struct Pass {
 
   // Norms q and k where the family does that to all heads together, or to each
   // with weights of its own; what is left for each head.
-  kernels::HeadNorms NormHeads(int rows, const Model::Layer& layer,
+  kernels::HeadNorms NormHeads(int index, int rows, const Model::Layer& layer,
                                Workspace& w) const {
     const ModelSpec& spec = model.spec();
     const auto eps = static_cast<float>(spec.norm_eps);
@@ -49,22 +49,25 @@ struct Pass {
       return {layer.query_norm.weight, layer.key_norm.weight, eps,
               spec.turned_norms};
     }
-    const int query = spec.heads * spec.head_dim;
+    const int kv_heads = spec.kv_heads_of(index).count;
+    const int dim = spec.kv_heads_of(index).dim;
+    const int query = spec.heads * dim;
+    const int64_t stride = spec.qkv_rows(index);
     std::byte* const key = static_cast<std::byte*>(w.qkv) +
                            query * SizeOf(backend.activation_type());
     if (centres) {
       const auto centre = [&](int heads, const Model::Norm& norm, void* x) {
-        backend.CentreHeads(queue, rows, heads, spec.head_dim, spec.qkv_rows(),
-                            eps, norm.weight, x);
+        backend.CentreHeads(queue, rows, heads, dim, stride, eps, norm.weight,
+                            x);
       };
       centre(spec.heads, layer.query_norm, w.qkv);
-      centre(spec.kv_heads, layer.key_norm, key);
+      centre(kv_heads, layer.key_norm, key);
       return {};
     }
-    backend.NormInPlace(queue, rows, query, spec.qkv_rows(), eps,
+    backend.NormInPlace(queue, rows, query, stride, eps,
                         layer.query_norm.weight, w.qkv);
-    backend.NormInPlace(queue, rows, spec.kv_heads * spec.head_dim,
-                        spec.qkv_rows(), eps, layer.key_norm.weight, key);
+    backend.NormInPlace(queue, rows, kv_heads * dim, stride, eps,
+                        layer.key_norm.weight, key);
     return {};
   }
 
@@ -75,7 +78,8 @@ struct Pass {
     const ModelSpec& spec = model.spec();
     if (spec.latent()) return ProjectLatent(rows, layer.latent, w);
     backend.MatMul(queue, rows, w.normed, *layer.qkv, layer.qkv_bias, w.qkv);
-    Adapt(LoraProduct::kQkv, index, rows, w.normed, spec.qkv_rows(), w.qkv, w);
+    Adapt(LoraProduct::kQkv, index, rows, w.normed, spec.qkv_rows(index), w.qkv,
+          w);
     return nullptr;
   }
 
@@ -114,10 +118,10 @@ struct Pass {
   }
 
   // From one row of w.qkv to the next.
-  int64_t query_stride() const {
+  int64_t query_stride(int index) const {
     const ModelSpec& spec = model.spec();
     return spec.latent() ? int64_t{spec.heads} * spec.head_dim
-                         : spec.qkv_rows();
+                         : spec.qkv_rows(index);
   }
 
   // w.delta = what experts make of w.normed, and what it holds where all rows
@@ -220,7 +224,7 @@ struct Pass {
       look.out += index * (look.position + 1);
     }
     backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
-                             query_stride(), cache, cache_layer, look);
+                             query_stride(layer), cache, cache_layer, look);
   }
 
   // w.normed = the norm of x, after x += what w.delta has of attention, or
@@ -257,7 +261,6 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
   const ModelSpec& spec = model.spec();
   Pass pass{model, backend, queue, adapters, adapters.rows};
   const int hidden = spec.hidden_size;
-  const int query = spec.heads * spec.head_dim;
   const int last = spec.layers - 1;
   kernels::AttentionOptions look{
       .scale = static_cast<float>(spec.attention_scale),
@@ -273,25 +276,26 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     const Model::Layer& layer = model.layers()[i];
     const LayerParts::Place place = places[static_cast<size_t>(i)];
     const kernels::Rows& seen = rows[static_cast<size_t>(place.part)];
+    kernels::KvCache& own = place.other ? cache.other() : cache;
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     void* const kv = pass.Project(i, n, layer, w);
-    const kernels::HeadNorms norms = pass.NormHeads(n, layer, w);
+    const kernels::HeadNorms norms = pass.NormHeads(i, n, layer, w);
     backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv, kv,
-                       cache, place.layer);
+                       own, place.layer);
     kv_written(i + 1);
     if (i == last && sampled.count == 0) return;  // KV was all that is wanted
     look.window = spec.is_windowed(i) ? spec.window : 0;
     look.sinks = layer.sinks;
-    backend.Attention(queue, seen, spec.heads, look, w.qkv, pass.query_stride(),
-                      cache, place.layer, w.attention);
+    backend.Attention(queue, seen, spec.heads, look, w.qkv,
+                      pass.query_stride(i), own, place.layer, w.attention);
     for (const RowLook& row : looks) {
-      pass.Look(row, i, seen, look, cache, place.layer, w);
+      pass.Look(row, i, seen, look, own, place.layer, w);
     }
     if (i == last) {  // no row looks at another any more: go on with few
       n = sampled.count;
       backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);
-      backend.GatherRows(queue, n, query, sampled.row_ids, w.attention,
-                         w.sampled_attention);
+      backend.GatherRows(queue, n, spec.heads * spec.kv_heads_of(i).dim,
+                         sampled.row_ids, w.attention, w.sampled_attention);
       x = w.sampled_x;
       attention = w.sampled_attention;
       pass.slots = adapters.sampled;
@@ -340,15 +344,15 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
   const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
   const kernels::RouteOptions& routes = spec.routes;
   const size_t routed = routes.experts > 0 ? static_cast<size_t>(max_rows) : 0;
-  const int query = spec.heads * spec.head_dim;
+  const int query = spec.heads * spec.widest_head_dim();
   const bool halves =
       lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
   const size_t ranks = lora == nullptr ? 0 : lora->max_rank();
   std::array<Part, kParts> parts = {
       {{&w.x, rows * spec.hidden_size},
        {&w.normed, rows * spec.hidden_size},
-       {&w.qkv,
-        rows * std::max(spec.qkv_rows(), spec.heads * spec.output_dim())},
+       {&w.qkv, rows * std::max(spec.widest_qkv_rows(),
+                                spec.heads * spec.output_dim())},
        {&w.latent,
         spec.latent() ? rows * std::max(spec.query_rank, spec.head_dim) : 0},
        {&w.attention, rows * std::max(query, spec.heads * spec.query_dim())},

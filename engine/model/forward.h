@@ -33,8 +33,8 @@ class Workspace {
 
   void* x = nullptr;       // [max_rows, hidden], the residual stream
   void* normed = nullptr;  // [max_rows, hidden]
-  // [max_rows, qkv_rows]; of latent attention Q, then K and V of all rows, and
-  // in the end its values [max_rows, heads * output_dim]
+  // [max_rows, widest_qkv_rows]; of latent attention Q, then K and V of all
+  // rows, and in the end its values [max_rows, heads * output_dim]
   void* qkv = nullptr;
   void* latent = nullptr;  // what those are made of, one after another
   // [max_rows, heads * head_dim]; of latent attention its queries before they

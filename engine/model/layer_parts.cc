@@ -3,6 +3,7 @@
 #include "engine/model/layer_parts.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem::engine {
 namespace {
@@ -12,17 +13,40 @@ constexpr int kMostParts = 16;
 
 int CeilDiv(int value, int by) { return (value + by - 1) / by; }
 
-// `layers_per_part` of a part: full parts come first.
-LayerParts Divide(const ModelSpec& spec, int full, int layers_per_part) {
+// Whether it is layers that see all whose heads take less of a cache.
+bool FullAreSmaller(const ModelSpec& spec) {
+  return spec.full_kv_heads * spec.full_head_dim <
+         spec.kv_heads * spec.head_dim;
+}
+
+// Whether a layer has other heads than the cache's shape says, and how many
+// such lie where one of the rest does.
+bool HasOtherHeads(const ModelSpec& spec, int layer) {
+  return spec.mixed_heads() && spec.is_windowed(layer) != FullAreSmaller(spec);
+}
+int OthersInOne(const ModelSpec& spec) {
+  const int windowed = spec.kv_heads * spec.head_dim;
+  const int full = spec.full_kv_heads * spec.full_head_dim;
+  return std::max(windowed, full) / std::min(windowed, full);
+}
+
+// `size` of the cache's layers for a part: full parts come first.
+LayerParts Divide(const ModelSpec& spec, int full, int size) {
+  const int others = spec.mixed_heads() ? size * OthersInOne(spec) : size;
+  const int full_size = FullAreSmaller(spec) ? others : size;
+  const int windowed_size = FullAreSmaller(spec) ? size : others;
   LayerParts divided;
-  divided.layers_per_part = layers_per_part;
-  divided.parts.full = CeilDiv(full, layers_per_part);
-  divided.parts.windowed = CeilDiv(spec.layers - full, layers_per_part);
+  divided.layers_per_part = size;
+  divided.parts.full = CeilDiv(full, full_size);
+  divided.parts.windowed = CeilDiv(spec.layers - full, windowed_size);
   int next_full = 0;
-  int next_windowed = divided.parts.full * layers_per_part;
+  int next_windowed = 0;
   for (int layer = 0; layer < spec.layers; ++layer) {
-    const int at = spec.is_windowed(layer) ? next_windowed++ : next_full++;
-    divided.places.push_back({at / layers_per_part, at % layers_per_part});
+    const bool windowed = spec.is_windowed(layer);
+    const int own = windowed ? windowed_size : full_size;
+    const int at = windowed ? next_windowed++ : next_full++;
+    divided.places.push_back({at / own + (windowed ? divided.parts.full : 0),
+                              at % own, HasOtherHeads(spec, layer)});
   }
   return divided;
 }
@@ -33,7 +57,8 @@ std::vector<LayerParts::Run> LayerParts::Runs(int begin, int end) const {
   std::vector<Run> runs;
   for (int layer = begin; layer < end; ++layer) {
     const Place& place = places[static_cast<size_t>(layer)];
-    if (!runs.empty() && runs.back().first.part == place.part &&
+    if (!runs.empty() && !place.other && !runs.back().first.other &&
+        runs.back().first.part == place.part &&
         runs.back().first.layer + (layer - runs.back().begin) == place.layer) {
       runs.back().end = layer + 1;
     } else {
@@ -43,11 +68,32 @@ std::vector<LayerParts::Run> LayerParts::Runs(int begin, int end) const {
   return runs;
 }
 
+void SetHeads(const ModelSpec& spec, kernels::KvShape* shape) {
+  shape->kv_heads = spec.kv_heads;
+  shape->head_dim = spec.head_dim;
+  if (!spec.mixed_heads()) return;
+  shape->other_kv_heads = spec.full_kv_heads;
+  shape->other_head_dim = spec.full_head_dim;
+  shape->other_layers = OthersInOne(spec);
+  if (FullAreSmaller(spec)) return;
+  std::swap(shape->kv_heads, shape->other_kv_heads);
+  std::swap(shape->head_dim, shape->other_head_dim);
+}
+
 LayerParts OnePart(const ModelSpec& spec) {
-  LayerParts one{.layers_per_part = spec.layers};
+  LayerParts one;
+  int others = 0;
   for (int layer = 0; layer < spec.layers; ++layer) {
-    one.places.push_back({0, layer});
+    const bool other = HasOtherHeads(spec, layer);
+    one.places.push_back({0, other ? others++ : one.layers_per_part++, other});
   }
+  if (others == 0) return one;
+  // Behind those that the cache's shape is of.
+  const int in_one = OthersInOne(spec);
+  for (LayerParts::Place& place : one.places) {
+    if (place.other) place.layer += one.layers_per_part * in_one;
+  }
+  one.layers_per_part += CeilDiv(others, in_one);
   return one;
 }
 

@@ -10,16 +10,20 @@
 
 #include "engine/checkpoint/model_config.h"
 #include "engine/kv/block_cells.h"
+#include "kernels/backend.h"
 
 namespace tandem::engine {
 
 struct LayerParts {
-  // A layer's KV is what the cache calls `layer`, in the cells of `part`.
+  // A layer's KV is what the cache, or the cache of layers with other heads,
+  // calls `layer`, in the cells of `part`.
   struct Place {
     int part = 0;
     int layer = 0;
+    bool other = false;
   };
-  // Consecutive layers of the model that are so in one part as well.
+  // Consecutive layers of the model that are so in one part as well; one, of
+  // layers with other heads.
   struct Run {
     int begin = 0;
     int end = 0;
@@ -35,6 +39,10 @@ struct LayerParts {
   // What [begin, end) is made of, in order.
   std::vector<Run> Runs(int begin, int end) const;
 };
+
+// What a cache is told of the layers' heads: shape's are those of layers that
+// take more, and the rest fit into their place.
+void SetHeads(const ModelSpec& spec, kernels::KvShape* shape);
 
 // One part for all layers.
 LayerParts OnePart(const ModelSpec& spec);

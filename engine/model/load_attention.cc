@@ -11,7 +11,7 @@ namespace tandem::engine {
 // Of q or k: of all heads together, the same of each, or each one's own.
 absl::Status ModelLoader::AddHeadNorms(int layer, std::string_view part,
                                        int heads, Model::Norm& norm) {
-  const int dim = spec_.head_dim;
+  const int dim = spec_.kv_heads_of(layer).dim;
   if (!spec_.centres_heads()) {
     const int normed = spec_.wide_norms ? heads : 1;
     return AddNorm(layer, part, normed * dim, norm,
@@ -33,30 +33,31 @@ absl::Status ModelLoader::AddHeadNorms(int layer, std::string_view part,
 absl::Status ModelLoader::LoadQkv(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
-  const int query = spec_.heads * spec_.head_dim;
-  const int key = spec_.kv_heads * spec_.head_dim;
+  const int kv_heads = spec_.kv_heads_of(index).count;
+  const int dim = spec_.kv_heads_of(index).dim;
+  const int query = spec_.heads * dim;
+  const int key = kv_heads * dim;
   const auto name = [&](std::string_view part, std::string_view what) {
     return NameOf(index, part, what);
   };
   const auto order = [&](int heads) {
-    return RotaryOrder(spec_.rope, spec_.head_dim, heads);
+    return RotaryOrder(spec_.rope, dim, heads);
   };
   const auto qkv = [&](std::string_view what) -> std::vector<TensorPart> {
     if (!names.qkv.empty()) {
       return {{name(names.qkv, what), query + 2 * key,
-               FusedOrder(spec_.rope, spec_.head_dim, spec_.heads,
-                          spec_.kv_heads, names.qkv_in_groups)}};
+               FusedOrder(spec_.rope, dim, spec_.heads, kv_heads,
+                          names.qkv_in_groups)}};
     }
     return {{name(names.query, what), query, order(spec_.heads)},
-            {name(names.key, what), key, order(spec_.kv_heads)},
+            {name(names.key, what), key, order(kv_heads)},
             {name(names.value, what), key}};
   };
   absl::Status status =
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv);
   status.Update(
       AddHeadNorms(index, names.query_norm, spec_.heads, layer.query_norm));
-  status.Update(
-      AddHeadNorms(index, names.key_norm, spec_.kv_heads, layer.key_norm));
+  status.Update(AddHeadNorms(index, names.key_norm, kv_heads, layer.key_norm));
   if (spec_.qkv_bias) {
     status.Update(AddVector(qkv(".bias"), &layer.qkv_bias));
   }
@@ -66,13 +67,15 @@ absl::Status ModelLoader::LoadQkv(int index, Model::Layer& layer) {
 absl::Status ModelLoader::LoadAttention(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
+  const int output_dim =
+      spec_.latent() ? spec_.value_dim : spec_.kv_heads_of(index).dim;
   absl::Status status =
       AddNorm(index, names.input_norm, hidden, layer.input_norm);
   status.Update(spec_.latent() ? LoadLatent(index, layer.latent)
                                : LoadQkv(index, layer));
   status.Update(packer_.Pack({{NameOf(index, names.output, ".weight"), hidden}},
-                             spec_.heads * spec_.output_dim(),
-                             MatrixUse::kProduct, layer.output));
+                             spec_.heads * output_dim, MatrixUse::kProduct,
+                             layer.output));
   status.Update(AddNorm(index, names.attention_output_norm, hidden,
                         layer.attention_output_norm));
   if (spec_.output_bias) {

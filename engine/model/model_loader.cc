@@ -180,7 +180,7 @@ absl::Status ModelLoader::CheckLimits() {
   model_->max_positions_ = options_.max_positions == 0 ? spec_.max_positions
                                                        : options_.max_positions;
   // Half a dimension of sines and of cosines, in up to two tables.
-  const int turned = spec_.rope.turned(spec_.head_dim);
+  const int turned = spec_.rope.turned(spec_.full_dim());
   const int64_t bytes = int64_t{model_->max_positions_} * turned * 8;
   if (bytes > kMaxRopeBytes) {
     return absl::InvalidArgumentError(
@@ -192,12 +192,13 @@ absl::Status ModelLoader::CheckLimits() {
   return absl::OkStatus();
 }
 
-void ModelLoader::AddRope(RopeSpec& rope, kernels::RopeTable& table) {
+void ModelLoader::AddRope(RopeSpec& rope, int head_dim,
+                          kernels::RopeTable& table) {
   rope.served_positions = model_->max_positions_;
   if (rope.kind == RopeSpec::Kind::kNone) return;
   const RopeTables tables =
-      MakeRopeTables(rope, spec_.head_dim, model_->max_positions_);
-  table.pairs = rope.turned(spec_.head_dim) / 2;
+      MakeRopeTables(rope, head_dim, model_->max_positions_);
+  table.pairs = rope.turned(head_dim) / 2;
   AddValues(tables.cos, &table.cos);
   AddValues(tables.sin, &table.sin);
   const std::vector<float> scales = QueryScales(rope, model_->max_positions_);
@@ -249,8 +250,10 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
                                 NameOf(names.embedding, ".weight"),
                                 NameOf(names.head, ".weight")));
   if (!status.ok()) return status;
-  AddRope(model_->spec_.rope, model_->rope_);
-  if (spec_.window > 0) AddRope(model_->spec_.local_rope, model_->local_rope_);
+  AddRope(model_->spec_.rope, spec_.full_dim(), model_->rope_);
+  if (spec_.window > 0) {
+    AddRope(model_->spec_.local_rope, spec_.head_dim, model_->local_rope_);
+  }
   status = UploadVectors();
   if (!status.ok()) return status;
   model_->weight_format_ = packer_.format();

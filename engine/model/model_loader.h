@@ -65,7 +65,7 @@ class ModelLoader {
   absl::Status AddHeadNorms(int layer, std::string_view part, int heads,
                             Model::Norm& norm);
   void AddValues(const std::vector<float>& values, const float** target);
-  void AddRope(RopeSpec& rope, kernels::RopeTable& table);
+  void AddRope(RopeSpec& rope, int head_dim, kernels::RopeTable& table);
   absl::Status UploadVectors();
   void RoundEmbeddingScale();
   bool HasHead() const;

@@ -26,8 +26,6 @@ int64_t MatrixBytes(DType type, int64_t rows, int64_t cols, int zero_bytes) {
 
 WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
   const int64_t hidden = spec.hidden_size;
-  const int64_t query = int64_t{spec.heads} * spec.head_dim;
-  const int64_t output = int64_t{spec.heads} * spec.output_dim();
   const int halves = spec.is_gated() ? 2 : 1;
   const auto bytes = [&](DType type, int64_t rows, int64_t cols) {
     return MatrixBytes(type, rows, cols, formats.zero_bytes);
@@ -45,26 +43,25 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
     qkv += rows * cols;
     qkv_bytes += bytes(type, rows, cols);
   };
-  if (spec.latent()) {
+  const auto add_latent = [&] {
     const int rank = spec.query_rank;
     if (rank > 0) add(formats.layers, rank, hidden);
     add(formats.layers, int64_t{spec.heads} * spec.query_dim(),
         rank > 0 ? rank : hidden);
     add(formats.layers, spec.head_dim, hidden);
     add(formats.routers, int64_t{2} * spec.head_dim, spec.head_dim);
-    add(formats.routers, query, spec.query_dim());
-  } else {
-    add(formats.layers, spec.qkv_rows(), hidden);
+    add(formats.routers, int64_t{spec.heads} * spec.head_dim, spec.query_dim());
+  };
+  for (int layer = 0; layer < spec.layers; ++layer) {
+    if (spec.latent()) {
+      add_latent();
+    } else {
+      add(formats.layers, spec.qkv_rows(layer), hidden);
+    }
   }
   const kernels::RouteOptions& routes = spec.routes;
   WorkShape shape{
-      .layers = spec.layers,
-      .window = spec.window,
       .heads = spec.heads,
-      .kv_heads = spec.kv_heads,
-      .head_dim = spec.head_dim,
-      .kv_vector_bytes = static_cast<int64_t>(
-          kernels::KvVectorBytes(formats.kv, spec.head_dim)),
       .qkv = qkv,
       .head = spec.vocab_size * hidden,
       .qkv_bytes = qkv_bytes,
@@ -78,7 +75,16 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       .experts_per_token = routes.chosen};
   for (int layer = 0; layer < spec.layers; ++layer) {
     const bool last = layer == spec.layers - 1;
-    shape.windowed_layers += spec.is_windowed(layer) ? 1 : 0;
+    const ModelSpec::KvHeads kv = spec.kv_heads_of(layer);
+    const bool windowed = spec.is_windowed(layer);
+    WorkShape::Layers& kind = windowed ? shape.windowed : shape.full;
+    kind = {.count = kind.count + 1,
+            .window = windowed ? spec.window : 0,
+            .kv_heads = kv.count,
+            .head_dim = kv.dim,
+            .kv_vector_bytes = kernels::KvVectorBytes(formats.kv, kv.dim)};
+    const int64_t output =
+        int64_t{spec.heads} * (spec.latent() ? spec.value_dim : kv.dim);
     int64_t& work = last ? shape.last_after_attention : shape.after_attention;
     int64_t& read =
         last ? shape.last_after_attention_bytes : shape.after_attention_bytes;

@@ -16,6 +16,11 @@ namespace tandem::kernels::cpu {
 namespace {
 
 absl::Status CheckShape(const KvShape& shape) {
+  if (shape.other_layers > 0) {
+    if (absl::Status other = CheckShape(shape.Other()); !other.ok()) {
+      return other;
+    }
+  }
   if (shape.num_layers < 1 || shape.kv_heads < 1 || shape.num_blocks < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache of ", shape.num_layers, " layers, ", shape.kv_heads,

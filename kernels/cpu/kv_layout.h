@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an element of the KV cache lies. Memory is [layer][block]; one block's
-// part of one layer is all K, then all V, then all scales of K, then of V:
+// part of one layer (of layers with other heads several ones' behind another)
+// is all K, then all V, then all scales of K, then of V:
 //
 //   f32     K [kv_heads][head_dim][slots]
 //           V [kv_heads][size][width]
@@ -23,8 +24,11 @@
 #ifndef TANDEM_KERNELS_CPU_KV_LAYOUT_H_
 #define TANDEM_KERNELS_CPU_KV_LAYOUT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/allocator.h"
@@ -47,7 +51,12 @@ struct KvLayout {
     v_head_bytes = block_size * v_row_bytes();
     v_begin = kv_heads * k_head_bytes;
     scales_begin = kv_heads * (k_head_bytes + v_head_bytes);
-    block_bytes = ScaleHead(true, kv_heads);
+    own_bytes = ScaleHead(true, kv_heads);
+    block_bytes = own_bytes;
+    if (shape.other_layers > 0) {
+      block_bytes = std::max(
+          own_bytes, shape.other_layers * KvLayout(shape.Other()).own_bytes);
+    }
     layer_bytes = block_bytes * shape.num_blocks;
   }
 
@@ -84,7 +93,8 @@ struct KvLayout {
   int64_t v_head_bytes = 0;
   int64_t v_begin = 0;
   int64_t scales_begin = 0;
-  int64_t block_bytes = 0;
+  int64_t own_bytes = 0;    // of a layer's part of a block
+  int64_t block_bytes = 0;  // from one block to the next
   int64_t layer_bytes = 0;
 
  private:
@@ -100,19 +110,43 @@ struct KvLayout {
 class CpuKvCache final : public KvCache {
  public:
   CpuKvCache(const KvShape& shape, DeviceMemory memory)
-      : KvCache(shape), layout_(shape), memory_(std::move(memory)) {}
+      : KvCache(shape, OtherOf(shape, memory.data())),
+        layout_(shape),
+        memory_(std::move(memory)),
+        data_(memory_.data()) {}
 
   const KvLayout& layout() const { return layout_; }
   std::byte* Layer(int layer) const {
-    return memory_.data() + layer * layout_.layer_bytes;
+    return data_ + layer / layers_in_one_ * layout_.layer_bytes +
+           layer % layers_in_one_ * layout_.own_bytes;
   }
   std::byte* Block(int layer, int block) const {
     return Layer(layer) + block * layout_.block_bytes;
   }
 
  private:
+  // What `whole` has for layers with other heads.
+  CpuKvCache(const KvShape& whole, std::byte* data)
+      : KvCache(whole.Other()),
+        layout_(StridesOf(KvLayout(whole), KvLayout(whole.Other()))),
+        data_(data),
+        layers_in_one_(whole.other_layers) {}
+
+  static std::unique_ptr<KvCache> OtherOf(const KvShape& shape,
+                                          std::byte* data) {
+    if (shape.other_layers == 0) return nullptr;
+    return std::unique_ptr<KvCache>(new CpuKvCache(shape, data));
+  }
+  static KvLayout StridesOf(const KvLayout& whole, KvLayout layout) {
+    layout.block_bytes = whole.block_bytes;
+    layout.layer_bytes = whole.layer_bytes;
+    return layout;
+  }
+
   const KvLayout layout_;
-  const DeviceMemory memory_;
+  const DeviceMemory memory_;  // of the other: none
+  std::byte* const data_;
+  const int layers_in_one_ = 1;
 };
 
 // Copies one position's K and V of heads [head_begin, head_end) between a

@@ -14,6 +14,12 @@ namespace {
 inline constexpr int kMaxBlockSize = 256;
 
 absl::Status CheckShape(const KvShape& shape, DType activation) {
+  if (shape.other_layers > 0) {
+    if (absl::Status other = CheckShape(shape.Other(), activation);
+        !other.ok()) {
+      return other;
+    }
+  }
   if (shape.num_layers < 1 || shape.kv_heads < 1 || shape.num_blocks < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "KV cache of ", shape.num_layers, " layers, ", shape.kv_heads,

@@ -21,15 +21,39 @@ namespace tandem::kernels::cuda {
 class CudaKvCache final : public KvCache {
  public:
   CudaKvCache(const KvShape& shape, std::unique_ptr<Memory> memory)
-      : KvCache(shape), memory_(std::move(memory)) {}
+      : KvCache(shape, OtherOf(shape, memory->data())),
+        view_(ViewOf(shape, memory->data())),
+        memory_(std::move(memory)) {}
 
-  KvView view() const {
-    return {memory_->data(),  shape().dtype,    shape().num_blocks,
-            shape().kv_heads, shape().head_dim, shape().block_size};
-  }
+  const KvView& view() const { return view_; }
 
  private:
-  const std::unique_ptr<Memory> memory_;
+  // What `whole` has for layers with other heads.
+  CudaKvCache(const KvShape& whole, std::byte* data)
+      : KvCache(whole.Other()), view_(ViewOf(whole.Other(), data)) {
+    view_.layers_in_one = whole.other_layers;
+    view_.place = ViewOf(whole, data).place;
+  }
+
+  static std::unique_ptr<KvCache> OtherOf(const KvShape& shape,
+                                          std::byte* data) {
+    if (shape.other_layers == 0) return nullptr;
+    return std::unique_ptr<KvCache>(new CudaKvCache(shape, data));
+  }
+  static KvView ViewOf(const KvShape& shape, std::byte* data) {
+    const int64_t bytes =
+        shape.bytes_per_position() / shape.num_layers * shape.block_size;
+    return {.data = data,
+            .dtype = shape.dtype,
+            .num_blocks = shape.num_blocks,
+            .kv_heads = shape.kv_heads,
+            .head_dim = shape.head_dim,
+            .block_size = shape.block_size,
+            .place = bytes / static_cast<int64_t>(SizeOf(shape.dtype))};
+  }
+
+  KvView view_;                           // const once it is made
+  const std::unique_ptr<Memory> memory_;  // of the other: none
 };
 
 // INVALID_ARGUMENT: not a shape for a GPU with activations of `activation`.

@@ -54,9 +54,13 @@ struct KvView {
   int kv_heads;
   int head_dim;
   int block_size;
+  // Where layers have other heads, of which so many lie in the place of one
+  // (KvShape::other_layers): that place's elements in a block. 0: own_stride().
+  int layers_in_one = 1;
+  int64_t place = 0;
 
   // Elements, of a quantised cache bytes, from one (layer, block, side, head,
-  // slot) to the next of each.
+  // slot) to the next of each; layers_in_one layers are but own_stride apart.
   TANDEM_HOST_DEVICE int slot_stride() const {
     return dtype == DType::kInt4 ? head_dim / 2 : head_dim;
   }
@@ -66,18 +70,24 @@ struct KvView {
   TANDEM_HOST_DEVICE int64_t side_stride() const {
     return head_stride() * kv_heads;
   }
-  TANDEM_HOST_DEVICE int64_t block_stride() const {
+  TANDEM_HOST_DEVICE int64_t own_stride() const {
     return 2 * side_stride() + int64_t{2} * kv_heads * head_scales();
+  }
+  TANDEM_HOST_DEVICE int64_t block_stride() const {
+    return place > 0 ? place : own_stride();
   }
   TANDEM_HOST_DEVICE int64_t layer_stride() const {
     return block_stride() * num_blocks;
   }
+  TANDEM_HOST_DEVICE int64_t LayerOffset(int layer) const {
+    return layer / layers_in_one * layer_stride() +
+           layer % layers_in_one * own_stride();
+  }
   // Of dimension 0 of a position; side 0 is K, 1 is V.
   TANDEM_HOST_DEVICE int64_t Offset(int layer, int block, int side, int head,
                                     int slot) const {
-    return layer * layer_stride() + block * block_stride() +
-           side * side_stride() + head * head_stride() +
-           int64_t{slot} * slot_stride();
+    return LayerOffset(layer) + block * block_stride() + side * side_stride() +
+           head * head_stride() + int64_t{slot} * slot_stride();
   }
   // Bytes of one head's scales in a block, and from one group's to the next's.
   TANDEM_HOST_DEVICE int64_t head_scales() const {
@@ -89,7 +99,7 @@ struct KvView {
   // Bytes, to the first scale of a quantised cache's vector.
   TANDEM_HOST_DEVICE int64_t ScaleOffset(int layer, int block, int side,
                                          int head, int slot) const {
-    return layer * layer_stride() + block * block_stride() + 2 * side_stride() +
+    return LayerOffset(layer) + block * block_stride() + 2 * side_stride() +
            (int64_t{side} * kv_heads + head) * head_scales() +
            int64_t{slot} * KvScaleBytes(dtype);
   }

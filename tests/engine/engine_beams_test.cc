@@ -326,10 +326,11 @@ TEST(EngineBeams, AFirstTokenNeedsRoomForOneLane) {
 TEST(EngineBeams, SharesOfAStepMakeAWholeWhateverBecomesOfItsLanes) {
   for (const int width : {1, 4}) {
     BeamsHarness harness(
-        {.engine = {.max_num_seqs = 16,
-                    .max_num_batched_tokens = 64,
-                    .max_model_len = 200,
-                    .work = {.layers = 3, .head = 70, .head_bytes = 283}}});
+        {.engine = {
+             .max_num_seqs = 16,
+             .max_num_batched_tokens = 64,
+             .max_model_len = 200,
+             .work = {.full = {.count = 3}, .head = 70, .head_bytes = 283}}});
     harness.Add(1, harness.Spec(1, 9, 15, {.width = width, .best = 1}));
     harness.Run();
     harness.ExpectRight(1);

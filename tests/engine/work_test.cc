@@ -17,19 +17,15 @@ namespace {
 // 3 layers, the last with a window of 6, 4 heads and 2 KV heads of 8; a row
 // takes 100 multiplications before and 1000 behind attention, a draw 70.
 WorkShape Shape(int windowed = 0) {
-  return {.layers = 3,
-          .windowed_layers = windowed,
-          .window = windowed > 0 ? 6 : 0,
+  return {.full = {3 - windowed, 0, 2, 8, 16},
+          .windowed = {windowed, 6, 2, 8, 16},
           .last_windowed = windowed > 0,
           .heads = 4,
-          .kv_heads = 2,
-          .head_dim = 8,
-          .kv_vector_bytes = 16,
-          .qkv = 100,
+          .qkv = 3 * 100,
           .after_attention = 2 * 1000,
           .last_after_attention = 1000,
           .head = 70,
-          .qkv_bytes = 401,
+          .qkv_bytes = 3 * 401,
           .after_attention_bytes = 2 * 4003,
           .last_after_attention_bytes = 4003,
           .head_bytes = 283};

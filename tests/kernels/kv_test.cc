@@ -10,6 +10,7 @@
 #include "kernels/kv_digest.h"
 #include "kernels/quantise.h"
 #include "tests/kernels/fixture.h"
+#include "tests/kernels/other_heads.h"
 
 namespace tandem::kernels {
 namespace {
@@ -284,6 +285,25 @@ TEST(KvTest, QuantisedBytesAreCounted) {
   EXPECT_EQ(KvVectorBytes(DType::kInt4, 40), 20 + 2 * 2) << "32 and 8";
   EXPECT_EQ(KvRowBytes(DType::kInt4, 2, 40), 4 * (20 + 4));
   EXPECT_EQ(KvRowBytes(DType::kInt4, 1, 8), 2 * (4 + 2) + 4) << "padded";
+}
+
+TEST(KvTest, LayersWithOtherHeadsShareACache) {
+  const auto backend = MakeBackend();
+  testing::OtherHeads heads(*backend);
+  for (const DType type :
+       {DType::kF32, DType::kBF16, DType::kFp8, DType::kInt8, DType::kInt4}) {
+    for (const KvShape& shape : testing::MixedShapes(type)) {
+      SCOPED_TRACE(Name(type));
+      heads.Check(shape);
+    }
+  }
+  // Two vectors of 256 codes and their scales take more than one of 512.
+  const KvShape wide = testing::MixedShapes(DType::kInt8)[1];
+  EXPECT_EQ(wide.bytes_per_position(), 3 * 2 * 2 * (256 + 4));
+  KvShape bad = wide;
+  bad.other_head_dim = 12;
+  EXPECT_EQ(backend->NewKvCache(bad).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(KvTest, Int4IsTwoCodesToAByteAndAScaleForEachGroup) {

@@ -166,7 +166,7 @@ TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
   const Formats formats{.weights = DType::kF32, .layers = DType::kF32};
   const engine::WorkShape shape = ShapeOf(*spec, formats);
   EXPECT_EQ(shape.qkv,
-            3072 * 2048 + 576 * 2048 + 2 * 576 * 576 + 16 * 576 * 192);
+            27 * (3072 * 2048 + 576 * 2048 + 2 * 576 * 576 + 16 * 576 * 192));
   EXPECT_EQ(shape.qkv_bytes, 4 * shape.qkv);
   const int64_t dense = 3 * 2048 * 10944;
   const int64_t routed = 64 * 2048 + (2 + 6) * 3 * 2048 * 1408;

@@ -31,7 +31,7 @@ TEST(ModelConfig, AbsentKeysMeanWhatTransformersTakesThemFor) {
   EXPECT_FALSE(spec->tied_head);
   EXPECT_FALSE(spec->qkv_bias);
   EXPECT_TRUE(spec->eos_ids.empty());
-  EXPECT_EQ(spec->qkv_rows(), 12 * 16);
+  EXPECT_EQ(spec->qkv_rows(0), 12 * 16);
 }
 
 TEST(ModelConfig, ReadsScaledRopeOldAndNew) {

@@ -69,6 +69,67 @@ TEST(LayerParts, DivideLayersWithLittleToSpare) {
   }
 }
 
+// `full` heads of layers that see all, twice as wide as those of the rest.
+ModelSpec WithOtherHeads(int layers, int windowed_heads, int full_heads) {
+  ModelSpec spec = Alternating(layers, 6);
+  spec.kv_heads = windowed_heads;
+  spec.head_dim = 256;
+  spec.full_kv_heads = full_heads;
+  spec.full_head_dim = 512;
+  return spec;
+}
+
+// No two layers' places overlap, counted in the smaller kind's.
+void ExpectPlacesApart(const ModelSpec& spec, const LayerParts& layers,
+                       int in_one) {
+  std::set<std::pair<int, int>> taken;
+  for (const LayerParts::Place& place : layers.places) {
+    const int size = place.other ? 1 : in_one;
+    for (int i = 0; i < size; ++i) {
+      EXPECT_TRUE(taken.emplace(place.part, place.layer * size + i).second);
+      EXPECT_LT(place.layer * size + i, layers.layers_per_part * in_one);
+    }
+  }
+  EXPECT_EQ(static_cast<int>(layers.places.size()), spec.layers);
+}
+
+TEST(LayerParts, SeveralLayersWithSmallerHeadsLieInOnePlace) {
+  const struct {
+    const char* what;
+    ModelSpec spec;
+    KvParts parts;
+    int room;
+    bool full_are_smaller;
+  } cases[] = {
+      {"Gemma 4 31B", WithOtherHeads(60, 16, 4), {1, 10}, 55, true},
+      {"Gemma 4 26B A4B", WithOtherHeads(30, 8, 2), {1, 5}, 30, true},
+      {"Gemma 4 E4B's heads", WithOtherHeads(24, 2, 2), {2, 5}, 14, false},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.what);
+    const LayerParts layers = PartsOf(c.spec);
+    EXPECT_EQ(layers.parts, c.parts)
+        << layers.parts.full << " " << layers.parts.windowed;
+    EXPECT_EQ(layers.room(), c.room);
+    ExpectPlacesApart(c.spec, layers, 2);
+    const LayerParts one = OnePart(c.spec);
+    ExpectPlacesApart(c.spec, one, 2);
+    for (int i = 0; i < c.spec.layers; ++i) {
+      const bool other = c.spec.is_windowed(i) != c.full_are_smaller;
+      EXPECT_EQ(layers.places[static_cast<size_t>(i)].other, other);
+      EXPECT_EQ(one.places[static_cast<size_t>(i)].other, other);
+    }
+    // Such a layer is a run of its own.
+    for (const LayerParts::Run& run : one.Runs(0, c.spec.layers)) {
+      EXPECT_TRUE(!run.first.other || run.end == run.begin + 1);
+    }
+    kernels::KvShape shape;
+    SetHeads(c.spec, &shape);
+    EXPECT_EQ(shape.head_dim, c.full_are_smaller ? 256 : 512);
+    EXPECT_EQ(shape.other_layers, 2);
+  }
+}
+
 TEST(LayerParts, IsOneWhereAllLayersSeeAlike) {
   ModelSpec spec = Alternating(8, 100);  // all have the window
   EXPECT_EQ(PartsOf(spec).parts, KvParts());

@@ -320,7 +320,7 @@ TEST_F(ModelTest, WorkspaceHasRoomForLatentAttentionsHeads) {
   Write("deepseek_v2_few_f32");
   const auto spec = LoadModelSpec(dir_.path());
   ASSERT_TRUE(spec.ok()) << spec.status();
-  ASSERT_GT(spec->heads * spec->output_dim(), spec->qkv_rows());
+  ASSERT_GT(spec->heads * spec->output_dim(), spec->qkv_rows(0));
   ASSERT_GT(spec->query_dim(), spec->head_dim);
   const int rows = 64;
   const auto w = Workspace::Create(*spec, rows, 1, nullptr, backend_.get());

@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_queue.h"
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/testing/host_device.h"
+#include "tests/kernels/other_heads.h"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -71,6 +72,18 @@ TEST(CudaBackend, ACacheTakesHeadsOfLatentAttentionAndNoWiderOnes) {
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("head_dim is 584, expected a multiple of 8 from 8 to "
                         "576"));
+}
+
+TEST(CudaBackend, LayersWithOtherHeadsShareACache) {
+  const auto backend = *NewEmulatedBackend({}, {});
+  kernels::testing::OtherHeads heads(*backend);
+  for (const DType type :
+       {backend->activation_type(), DType::kFp8, DType::kInt8, DType::kInt4}) {
+    for (const KvShape& shape : kernels::testing::MixedShapes(type)) {
+      SCOPED_TRACE(Name(type));
+      heads.Check(shape);
+    }
+  }
 }
 
 // Small integers, of which bf16 holds all sums.
