@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "engine/model/model_work.h"
 #include "engine/model/rope.h"
 
@@ -110,6 +111,20 @@ double Parameters(const ModelSpec& spec) {
       spec.names.positions.empty() ? 0 : hidden * spec.max_positions;
   return layers + positions +
          (spec.tied_head ? 1 : 2) * hidden * spec.vocab_size;
+}
+
+std::string KvHeads(const ModelSpec& spec) {
+  const auto heads = [](int count, int dim) {
+    return absl::StrCat(count, count == 1 ? " KV head" : " KV heads", " of ",
+                        dim);
+  };
+  std::string text = heads(spec.kv_heads, spec.head_dim);
+  if (spec.mixed_heads()) {
+    absl::StrAppend(&text, " in layers with a window, ",
+                    heads(spec.full_kv_heads, spec.full_head_dim),
+                    " in others");
+  }
+  return text;
 }
 
 int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {

@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/checkpoint/model_config.h"
@@ -83,6 +84,9 @@ int64_t WeightBytes(const engine::ModelSpec& spec, const Formats& formats,
 inline constexpr std::array<kernels::DType, 6> kKvFormats = {
     kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16,
     kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4};
+
+// For people: "8 KV heads of 128", and others where layers differ.
+std::string KvHeads(const engine::ModelSpec& spec);
 
 // All layers, K and V, scales included.
 int64_t KvBytesPerToken(const engine::ModelSpec& spec, kernels::DType type);

@@ -101,6 +101,10 @@ std::string ReportJson(const Explanation& e) {
                  {"weights", std::string(kernels::Name(e.formats.layers))},
                  {"kv_cache", std::string(kernels::Name(e.formats.kv))},
                  {"block_size", e.block_size}};
+  if (spec.mixed_heads()) {  // layers that see all positions
+    object["full_kv_heads"] = spec.full_kv_heads;
+    object["full_head_dim"] = spec.full_head_dim;
+  }
   object["kv_bytes_per_token"] = json::object();
   for (const DType type : kKvFormats) {
     object["kv_bytes_per_token"][std::string(kernels::Name(type))] =

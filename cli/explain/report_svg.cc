@@ -117,7 +117,7 @@ std::string ReportSvg(const Explanation& e) {
   svg.Text({30, 68},
            absl::StrCat("prompt of ", e.lengths.prompt, ", output of ",
                         e.lengths.output, "; ", spec.layers, " layers, ",
-                        spec.heads, " heads, ", spec.kv_heads, " KV heads; ",
+                        spec.heads, " heads, ", KvHeads(spec), "; ",
                         KvBytesPerToken(spec, e.formats.kv),
                         " bytes of KV per token in ",
                         std::string(kernels::Name(e.formats.kv))),

@@ -58,8 +58,8 @@ std::string Named(const Formats& formats) {
 void AddModel(const Explanation& e, Text* text) {
   const engine::ModelSpec& spec = e.spec;
   text->Heading(e.model);
-  text->Line("  %s: %d layers, %d heads, %d KV heads of %d", spec.architecture,
-             spec.layers, spec.heads, spec.kv_heads, spec.head_dim);
+  text->Line("  %s: %d layers, %d heads, %s", spec.architecture, spec.layers,
+             spec.heads, KvHeads(spec));
   text->Line("  %s parameters; %s", Count(Parameters(spec)), Named(e.formats));
   const int64_t longest = e.lengths.prompt + e.lengths.output;
   if (longest > spec.max_positions) {

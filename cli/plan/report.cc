@@ -61,10 +61,9 @@ std::string ServeLine(const PlanInput& input, const Plan& plan) {
 
 std::string PlanText(const PlanInput& input, const Plan& plan) {
   const engine::ModelSpec& spec = input.spec;
-  std::string text =
-      absl::StrFormat("%s: %s, %s parameters, %d layers, %d KV heads of %d\n",
-                      input.model, spec.architecture, Billions(plan.parameters),
-                      spec.layers, spec.kv_heads, spec.head_dim);
+  std::string text = absl::StrFormat(
+      "%s: %s, %s parameters, %d layers, %s\n", input.model, spec.architecture,
+      Billions(plan.parameters), spec.layers, explain::KvHeads(spec));
   const auto line = [&](const char* name, int64_t bytes,
                         const std::string& note) {
     absl::StrAppendFormat(&text, "  %-18s %10s  %s\n", name, Size(bytes), note);

@@ -175,6 +175,33 @@ TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
   EXPECT_EQ(shape.last_after_attention, output + routed);
 }
 
+// The second layer sees all, with one KV head of 16.
+TEST(CountsTest, LayersMayHaveOtherHeads) {
+  ModelSpec spec = Toy();
+  const Formats formats{
+      .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kInt8};
+  EXPECT_EQ(KvHeads(spec), "2 KV heads of 4");
+  const double before = Parameters(spec);
+  spec.window = 8;
+  spec.windowed = {true, false};
+  spec.full_kv_heads = 1;
+  spec.full_head_dim = 16;
+  EXPECT_EQ(KvHeads(spec),
+            "2 KV heads of 4 in layers with a window, 1 KV head of 16 in "
+            "others");
+  EXPECT_EQ(KvBytesPerToken(spec, DType::kInt8), 2 * (2 * (4 + 4) + 16 + 4));
+  // Queries, keys and values of 8 numbers, and 4 heads of output.
+  const double wide = (4 + 2) * 16 * 8;
+  EXPECT_EQ(Parameters(spec) - before, wide - kQkv + 4 * 16 * 8 - kOutput);
+  const engine::WorkShape shape = ShapeOf(spec, formats);
+  EXPECT_EQ(shape.qkv, kQkv + wide);
+  const engine::Work work = shape.EntryWork(/*first=*/10, /*rows=*/1, 1);
+  EXPECT_EQ(work.kv_rows, 2 + 1);
+  EXPECT_EQ(work.kv_bytes_written, KvBytesPerToken(spec, DType::kInt8));
+  EXPECT_EQ(work.kv_bytes_read, 8 * 2 * 2 * (4 + 4) + 11 * 2 * (16 + 4));
+  EXPECT_EQ(work.attention_flops, 4 * 4 * (8 * 4 + 11 * 16));
+}
+
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   const Formats formats{
       .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};
