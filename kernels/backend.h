@@ -194,6 +194,8 @@ struct HeadNorms {
   const float* key = nullptr;    // [head_dim]
   float eps = 0;
   bool rotated = false;  // of what the rotation gives, not of what it takes
+  // [head_dim]; of V too. Null: it is not normed. REQUIRES: `query`.
+  const float* value = nullptr;
 };
 
 // How queries look at keys.
@@ -390,7 +392,11 @@ class Backend {
   virtual void RmsNorm(Queue& queue, int num_rows, int dim, float eps, void* x,
                        const void* delta, const float* weight, void* out) = 0;
 
-  // The same of x in place, whose rows of `dim` lie `stride` elements apart.
+  // x[i] = (x[i] + delta[i]) * scale, each rounded; both [num_rows, dim].
+  virtual void AddAndScale(Queue& queue, int num_rows, int dim, float scale,
+                           const void* delta, void* x) = 0;
+
+  // RmsNorm of x in place, whose rows of `dim` lie `stride` elements apart.
   // REQUIRES: both are multiples of 8.
   virtual void NormInPlace(Queue& queue, int num_rows, int dim, int64_t stride,
                            float eps, const float* weight, void* x) = 0;
@@ -431,11 +437,11 @@ class Backend {
 
   // qkv [num_rows, (heads + 2 kv_heads) * head_dim], Q then K then V; or Q
   // alone where K and V are in `kv` [num_rows, 2 kv_heads * head_dim]. Norms
-  // the heads of Q and K where `norms` are and rotates them where there is a
-  // rope, in the order that `norms` say, each rounded; then scales Q where the
-  // rope does, rounded. Q is written in place, K and V to the cache's `layer`
-  // at rows.slots, rounded to the activation type and then to the cache's, or
-  // quantised vector by vector (kernels/quantise.h).
+  // the heads of Q and K, or of V too, where `norms` are and rotates them where
+  // there is a rope, in the order that `norms` say, each rounded; then scales Q
+  // where the rope does, rounded. Q is written in place, K and V to the cache's
+  // `layer` at rows.slots, rounded to the activation type and then to the
+  // cache's, or quantised vector by vector (kernels/quantise.h).
   virtual void RopeAppend(Queue& queue, const Rows& rows, int heads,
                           const RopeTable& rope, const HeadNorms& norms,
                           void* qkv, void* kv, KvCache& cache, int layer) = 0;

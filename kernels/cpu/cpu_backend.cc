@@ -394,6 +394,18 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void AddAndScale(Queue& queue, int num_rows, int dim, float scale,
+                   const void* delta, void* x) override {
+    Put(queue,
+        [this, num_rows, dim, scale, delta = static_cast<const float*>(delta),
+         x = static_cast<float*>(x)] {
+          ForRows(pool_, num_rows, dim, [&](int row) {
+            const int64_t at = int64_t{row} * dim;
+            table_.add_and_scale(dim, scale, delta + at, x + at);
+          });
+        });
+  }
+
   void Activate(Queue& queue, int num_rows, int dim, Activation activation,
                 void* x) override {
     Put(queue, [this, num_rows, dim, activation, x = static_cast<float*>(x)] {

@@ -170,6 +170,15 @@ void ScaleRow(int dim, float scale, float soft_cap, float* x) {
   }
 }
 
+void AddAndScaleRow(int dim, float scale, const float* delta, float* x) {
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    const F16 sum =
+        Add(LoadFirst16(x + i, count), LoadFirst16(delta + i, count));
+    StoreFirst16(Mul(sum, Set16(scale)), x + i, count);
+  }
+}
+
 // Not inlined: RouteRow is of no instruction set.
 HWY_NOINLINE float ExpOf(float x) { return Exp1(x); }
 
@@ -234,6 +243,12 @@ void RopeAppendRow(const RopePiece& p) {
       for (int i = 0; i < p.head_dim; ++i) head[i] *= p.query_scale;
     }
   }
+  if (p.norms.value != nullptr) {
+    for (int h = p.kv_heads; h < 2 * p.kv_heads; ++h) {
+      float* const head = p.kv + h * p.head_dim;
+      RmsNormRow(p.head_dim, p.norms.eps, head, nullptr, p.norms.value, head);
+    }
+  }
   const float* const k = p.kv;
   if (p.layout->type != DType::kBF16) {
     WriteKvRow(*p.layout, p.block, p.slot, 0, p.kv_heads, DType::kF32,
@@ -266,6 +281,7 @@ void AddElementwise(KernelTable& table) {
   table.add_weighted = wide ? N_AVX3::AddWeightedRow : N_AVX2::AddWeightedRow;
   table.activate = wide ? N_AVX3::ActivateRow : N_AVX2::ActivateRow;
   table.scale = wide ? N_AVX3::ScaleRow : N_AVX2::ScaleRow;
+  table.add_and_scale = wide ? N_AVX3::AddAndScaleRow : N_AVX2::AddAndScaleRow;
   table.exp = wide ? N_AVX3::ExpRow : N_AVX2::ExpRow;
   table.rope_append = wide ? N_AVX3::RopeAppendRow : N_AVX2::RopeAppendRow;
 }

@@ -205,6 +205,7 @@ struct KernelTable {
                       float scale, float* out);
   // soft_cap 0: none.
   void (*scale)(int dim, float scale, float soft_cap, float* x);
+  void (*add_and_scale)(int dim, float scale, const float* delta, float* x);
   // out[i] = exp(x[i]) as attention and sampling compute it. For tests.
   void (*exp)(int count, const float* x, float* out);
   // Block to wire, and back.

@@ -256,6 +256,7 @@ class CudaBackend final : public Backend {
                                 .layer = layer,
                                 .query_norm = norms.query,
                                 .key_norm = norms.key,
+                                .value_norm = norms.value,
                                 .norm_eps = norms.eps,
                                 .norms_rotated = norms.rotated,
                                 .query_scale = rope.query_scale,
@@ -368,6 +369,18 @@ class CudaBackend final : public Backend {
                           .sum = sum,
                           .num_rows = num_rows}),
               "adapters");
+  }
+
+  void AddAndScale(Queue& queue, int num_rows, int dim, float scale,
+                   const void* delta, void* x) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchAddAndScale(own.stream(), activation_,
+                                {.delta = delta,
+                                 .x = x,
+                                 .num_rows = num_rows,
+                                 .dim = dim,
+                                 .scale = scale}),
+              "scaled sum");
   }
 
   void Activate(Queue& queue, int num_rows, int dim, Activation activation,

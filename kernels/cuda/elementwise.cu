@@ -44,6 +44,13 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
   });
 }
 
+int LaunchAddAndScale(const Stream& stream, DType activation,
+                      const AddAndScaleParams& p) {
+  return WithElement(activation, [&](auto zero) {
+    return Run<AddAndScaleKernel<decltype(zero)>>(stream, p.num_rows, p.dim, p);
+  });
+}
+
 int LaunchActivate(const Stream& stream, DType activation,
                    const ActivateParams& p) {
   return WithElement(activation, [&](auto zero) {

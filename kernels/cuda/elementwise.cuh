@@ -91,6 +91,29 @@ struct EmbedKernel {
 };
 
 template <typename T>
+struct AddAndScaleKernel {
+  static constexpr int kThreads = kElementwiseThreads;
+  AddAndScaleParams p;
+
+  TANDEM_DEVICE void operator()(Grid& g) const {
+    const int begin = (g.block_y() * kThreads + g.thread()) * kChunk;
+    if (begin >= p.dim) return;
+    const int64_t at = int64_t{g.block_x()} * p.dim + begin;
+    T* const x = static_cast<T*>(p.x) + at;
+    const int count = Smaller(kChunk, p.dim - begin);
+    float v[kChunk];
+    float delta[kChunk];
+    LoadChunk(x, count, Aligned(p.dim), v);
+    LoadChunk(static_cast<const T*>(p.delta) + at, count, Aligned(p.dim),
+              delta);
+    for (int i = 0; i < kChunk; ++i) {
+      v[i] = Mul(RoundTo<T>(Add(v[i], delta[i])), p.scale);
+    }
+    StoreChunk(x, count, Aligned(p.dim), v);
+  }
+};
+
+template <typename T>
 struct ActivateKernel {
   static constexpr int kThreads = kElementwiseThreads;
   ActivateParams p;

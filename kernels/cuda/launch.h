@@ -150,6 +150,17 @@ struct LayerNormParams {
 int LaunchLayerNorm(const Stream& stream, DType activation,
                     const LayerNormParams& params);
 
+// x = (x + delta) * scale, in place.
+struct AddAndScaleParams {
+  const void* delta;  // [num_rows, dim]
+  void* x;            // [num_rows, dim]
+  int num_rows;
+  int dim;
+  float scale;
+};
+int LaunchAddAndScale(const Stream& stream, DType activation,
+                      const AddAndScaleParams& params);
+
 // x = activation(x), in place.
 struct ActivateParams {
   void* x;  // [num_rows, dim]
@@ -372,6 +383,7 @@ struct RopeAppendParams {
   int layer;
   const float* query_norm = nullptr;  // [head_dim]; null: no norms
   const float* key_norm = nullptr;    // [head_dim]
+  const float* value_norm = nullptr;  // [head_dim]; null: V is not normed
   float norm_eps = 0;
   bool norms_rotated = false;          // as HeadNorms has it
   const float* query_scale = nullptr;  // [positions]; null: none

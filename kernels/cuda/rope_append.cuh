@@ -55,8 +55,10 @@ struct RopeAppendKernel {
       a[n] = ToFloat(x[i]);
       b[n] = ToFloat(x[i + half]);
     });
-    const bool norms = rotates && p.query_norm != nullptr;
-    const float* const weight = head < p.heads ? p.query_norm : p.key_norm;
+    const float* const weight = !rotates         ? p.value_norm
+                                : head < p.heads ? p.query_norm
+                                                 : p.key_norm;
+    const bool norms = weight != nullptr;
     if (norms && !p.norms_rotated) Norm(g, dim, weight, a, b);
     if (rotates && p.cos != nullptr) {
       ForPairs(g, p.pairs, [&](int n, int i) {

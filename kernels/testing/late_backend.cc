@@ -365,6 +365,12 @@ class LateBackend final : public Backend {
       inner_->AddLora(inner, num_rows, x, slots, factors, sum);
     });
   }
+  void AddAndScale(Queue& queue, int num_rows, int dim, float scale,
+                   const void* delta, void* x) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->AddAndScale(inner, num_rows, dim, scale, delta, x);
+    });
+  }
   void Activate(Queue& queue, int num_rows, int dim, Activation activation,
                 void* x) override {
     Run(queue, [&](Queue& inner) {

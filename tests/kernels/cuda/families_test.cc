@@ -28,6 +28,10 @@ TEST(CudaFamilies, HeadsAreNormedWhateverTheSchedule) {
   }
 }
 
+TEST(CudaFamilies, SumsAreRoundedScaledAndRounded) {
+  EXPECT_TRUE(CheckAddAndScale(LaunchAddAndScale));
+}
+
 TEST(CudaFamilies, ActivationsAreNearFloat64) {
   EXPECT_TRUE(CheckActivate(LaunchActivate));
 }

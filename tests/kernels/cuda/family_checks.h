@@ -142,6 +142,7 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
       const auto sin = RandomFloats(At(10 * half), 84);
       const auto query_norm = RandomFloats(At(dim), 86);
       const auto key_norm = RandomFloats(At(dim), 87);
+      const auto value_norm = RandomFloats(At(dim), 92);
       KvView kv{nullptr, type, 2, kv_heads, dim, 16};
       Guarded cache(type, kv.layer_stride());
       kv.data = cache.data();
@@ -160,6 +161,7 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
                               .layer = 0,
                               .query_norm = query_norm.data(),
                               .key_norm = key_norm.data(),
+                              .value_norm = value_norm.data(),
                               .norm_eps = 1e-6f,
                               .norms_rotated = rotated}));
       const auto queries = normed.Values();
@@ -167,9 +169,10 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
       std::vector<float> got;
       std::vector<double> expected;
       for (int row = 0; row < rows; ++row) {
-        for (int head = 0; head < heads + kv_heads; ++head) {
+        for (int head = 0; head < heads + 2 * kv_heads; ++head) {
           const size_t at = At(int64_t{row} * width + head * dim);
-          for (int i = 0; rotated && i < half; ++i) {
+          const bool value = head >= heads + kv_heads;
+          for (int i = 0; rotated && !value && i < half; ++i) {
             float& a = qkv[at + At(i)];
             float& b = qkv[at + At(half + i)];
             const size_t angle = At(positions[At(row)] * half + i);
@@ -183,12 +186,15 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
           }
           const double scale = 1 / std::sqrt(squares / dim + 1e-6);
           const int slot = slots[At(row)];
-          const size_t key = At(kv.Offset(0, slot / 16, 0, 0, slot % 16));
+          const size_t key =
+              At(kv.Offset(0, slot / 16, value ? 1 : 0, 0, slot % 16));
+          const bool query = head < heads;
+          const auto& weight = query   ? query_norm
+                               : value ? value_norm
+                                       : key_norm;
           for (int i = 0; i < dim; ++i) {
-            const bool query = head < heads;
             got.push_back(query ? queries[at + At(i)] : cached[key + At(i)]);
-            expected.push_back(qkv[at + At(i)] * scale *
-                               (query ? query_norm : key_norm)[At(i)]);
+            expected.push_back(qkv[at + At(i)] * scale * weight[At(i)]);
           }
         }
       }
@@ -202,7 +208,45 @@ inline AssertionResult CheckHeadNorms(const HeadNormFn& launch, bool rotated) {
   return AssertionSuccess();
 }
 
-// ---- Activations, and logits scaled and capped.
+// ---- Sums that are scaled, activations, and logits scaled and capped.
+
+using AddAndScaleFn = int (*)(const Stream&, DType, const AddAndScaleParams&);
+
+// Of f32 the CPU's bits.
+inline AssertionResult CheckAddAndScale(const AddAndScaleFn& launch) {
+  const int rows = 3;
+  const float scale = 0.37f;
+  for (const DType type : kTypes) {
+    for (const int dim : kSizes) {
+      const auto x = RandomOf(type, int64_t{rows} * dim, 90);
+      const auto delta = RandomOf(type, int64_t{rows} * dim, 91);
+      Guarded sum(type, int64_t{rows} * dim);
+      Guarded added(type, int64_t{rows} * dim);
+      Fill(sum, type, x);
+      Fill(added, type, delta);
+      TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                             {added.data(), sum.data(), rows, dim, scale}));
+      std::vector<float> expected;
+      for (size_t i = 0; i < x.size(); ++i) {
+        expected.push_back(
+            RoundedTo(type, RoundedTo(type, x[i] + delta[i]) * scale));
+      }
+      if (auto same = SameBits(sum.Values(), expected); !same) {
+        return same << ", dim " << dim;
+      }
+      if (type == DType::kF32) {
+        Device cpu(MakeBackend());
+        float* const same_x = cpu.Upload(x);
+        cpu->AddAndScale(cpu.queue(), rows, dim, scale, cpu.Upload(delta),
+                         same_x);
+        const auto got = cpu.Download(same_x, x.size());
+        if (auto same = SameBits(got, expected); !same) return same;
+      }
+      if (!sum.Kept()) return AssertionFailure() << "overrun";
+    }
+  }
+  return AssertionSuccess();
+}
 
 using ActivateFn = int (*)(const Stream&, DType, const ActivateParams&);
 
