@@ -116,8 +116,8 @@ json TextConfig(ConfigFields& fields, const json& config,
     if (given != config.end() && !given->is_null()) merged[key] = *given;
   }
   if (untied) merged[kTied] = false;
-  // Its logits are never capped.
-  merged.erase("final_logit_softcapping");
+  // Gemma 3 that sees never caps its logits.
+  if (!family->whole_caps) merged.erase("final_logit_softcapping");
   return merged;
 }
 

@@ -138,6 +138,14 @@ constexpr TensorNames kGemma2Names = {
     .mlp_norm = "pre_feedforward_layernorm",
     .mlp_output_norm = "post_feedforward_layernorm"};
 
+constexpr TensorNames kGemma4Names = {
+    .query_norm = "self_attn.q_norm",
+    .key_norm = "self_attn.k_norm",
+    .attention_output_norm = "post_attention_layernorm",
+    .mlp_norm = "pre_feedforward_layernorm",
+    .mlp_output_norm = "post_feedforward_layernorm",
+    .layer_scale = "layer_scalar"};
+
 constexpr TensorNames kGlmNames = {.gate_up = "mlp.gate_up_proj"};
 
 constexpr TensorNames kGlm4Names = {
@@ -481,6 +489,36 @@ constexpr Family kFamilies[] = {
      .positions_include_scaling = true,
      .names = WithHeadNorms(kGemma2Names),
      .keys = {.activation = "hidden_activation"}},
+    {.architecture = "Gemma4ForCausalLM",
+     .model_type = "gemma4_text",
+     .whole = "Gemma4ForConditionalGeneration",
+     .whole_type = "gemma4",
+     .heads = 8,
+     .vocab_size = 262144,
+     .kv_heads = 4,
+     .head_dim = 256,
+     .full_head_dim = 512,
+     .max_positions = 131072,
+     .window = 512,
+     .window_pattern = 6,
+     .rope_theta = 1e6,
+     .local_rope_theta = 10000,
+     .activation = "gelu_pytorch_tanh",
+     .tied_head = true,
+     .biases = Biases::kAttention,
+     .windows = Windows::kMixed,
+     .scaled_embedding = true,
+     .scaling_is_said = true,
+     .plain_scores = true,
+     .last_sees_all = true,
+     .normed_values = true,
+     .caps = true,
+     .whole_caps = true,
+     .names = kGemma4Names,
+     .keys = {.activation = "hidden_activation",
+              .full_head_dim = "global_head_dim",
+              .full_kv_heads = "num_global_key_value_heads",
+              .keys_are_values = "attention_k_eq_v"}},
     {.architecture = "SmolLM3ForCausalLM",
      .model_type = "smollm3",
      .kv_heads = 4,

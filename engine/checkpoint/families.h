@@ -74,6 +74,8 @@ struct TensorNames {
   std::string_view gate_up = "";  // both, stacked in this order
   std::string_view down = "mlp.down_proj";
   std::string_view mlp_output_norm = "";
+  // A number that what a layer has added up is multiplied by; by itself.
+  std::string_view layer_scale = "";
   // Of many experts: what chooses, what is added to compare their scores, and
   // what stands before an expert's number and a dot, which gate, up and down
   // follow. So they do what stands before them where all rows take a feed-
@@ -119,6 +121,11 @@ struct ConfigKeys {
   std::string_view rotary_dim = "";
   std::string_view rotary_factor = "";  // or the factor's older name
   std::string_view rope_theta = "rope_theta";
+  // Of layers that see all positions. Empty: theirs are as the others'.
+  std::string_view full_head_dim = "";
+  std::string_view full_kv_heads = "";  // only if `keys_are_values` is true
+  // Whether their keys, before norms and turning, are their values.
+  std::string_view keys_are_values = "";
 };
 
 // Which products have biases.
@@ -201,10 +208,11 @@ struct Family {
   bool flat_whole = false;  // whose keys may stand in the whole's config itself
 
   // Keys that are left out.
-  int heads = 0;       // 0: must be there
-  int vocab_size = 0;  // 0: must be there
-  int kv_heads = 0;    // 0: as many as heads
-  int head_dim = 0;    // 0: hidden_size / heads
+  int heads = 0;          // 0: must be there
+  int vocab_size = 0;     // 0: must be there
+  int kv_heads = 0;       // 0: as many as heads
+  int head_dim = 0;       // 0: hidden_size / heads
+  int full_head_dim = 0;  // by keys.full_head_dim
   int max_positions = 2048;
   int window = 0;          // 0: none
   int window_pattern = 0;  // every n-th layer sees all
@@ -245,7 +253,11 @@ struct Family {
   bool scaled_queries = false;    // by "llama_4_scaling_beta"
   bool scaling_is_said = false;   // no "rope_parameters": refused
   bool query_pre_scalar = false;  // scores by "query_pre_attn_scalar"
+  bool plain_scores = false;      // scores by 1
+  bool last_sees_all = false;     // the last layer, whatever keys say of it
+  bool normed_values = false;     // as queries and keys, without weights
   bool caps = false;              // of scores and logits
+  bool whole_caps = false;        // logits of the whole, too
   bool gelu_is_tanh = false;      // by old files' "gelu"
   bool clamped_swiglu = false;    // gates by "swiglu_limit" and alpha
   Normalised normalised = Normalised::kByConfig;

@@ -258,6 +258,65 @@ void ReadWindows(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (types != nullptr && family.windows != Windows::kAll) {
     ReadLayerTypes(fields, *types, spec);
   }
+  if (family.last_sees_all) spec.windowed.back() = false;
+}
+
+// The same kind is the smaller one in every format of a KV cache.
+void CheckFullHeads(ConfigFields& fields, const Family& family,
+                    const ModelSpec& spec) {
+  const auto bytes = [](kernels::DType type, int heads, int dim) {
+    return kernels::KvRowBytes(type, heads, dim);
+  };
+  for (const kernels::DType type :
+       {kernels::DType::kBF16, kernels::DType::kInt8, kernels::DType::kInt4}) {
+    const int64_t full = bytes(type, spec.full_kv_heads, spec.full_head_dim);
+    const int64_t windowed = bytes(type, spec.kv_heads, spec.head_dim);
+    if (spec.full_take_less() ? full > windowed : windowed > full) {
+      fields.Refuse(
+          family.keys.full_head_dim, absl::StrCat(spec.full_head_dim),
+          absl::StrCat("one with which keys of layers that see all take more "
+                       "or less than those of ",
+                       spec.kv_heads, " heads of ", spec.head_dim,
+                       " in every format of a KV cache"));
+    }
+  }
+}
+
+// Layers that see all with heads of their own; without windows they are all
+// layers.
+void ReadFullHeads(ConfigFields& fields, const Family& family,
+                   ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  if (keys.full_head_dim.empty()) return;
+  spec.keys_are_values = fields.Bool(keys.keys_are_values, false);
+  const int dim = fields.Int(keys.full_head_dim, 8, kernels::kMaxHeadDim,
+                             family.full_head_dim);
+  const int heads = spec.keys_are_values
+                        ? fields.Int(keys.full_kv_heads, 1, 1024, spec.kv_heads)
+                        : spec.kv_heads;
+  if (dim % 8 != 0) {
+    fields.Refuse(keys.full_head_dim, absl::StrCat(dim), "a multiple of 8");
+  }
+  if (heads > 0 && spec.heads % heads != 0) {
+    fields.Refuse(keys.full_kv_heads, absl::StrCat(heads),
+                  absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
+                               spec.heads));
+  }
+  if (!fields.status().ok()) return;
+  const bool any_windowed =
+      std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
+      spec.windowed.end();
+  const bool any_full = spec.windowed.empty() ||
+                        std::find(spec.windowed.begin(), spec.windowed.end(),
+                                  false) != spec.windowed.end();
+  if (!any_windowed) {
+    spec.kv_heads = heads;
+    spec.head_dim = dim;
+  } else if (any_full && (dim != spec.head_dim || heads != spec.kv_heads)) {
+    spec.full_kv_heads = heads;
+    spec.full_head_dim = dim;
+    CheckFullHeads(fields, family, spec);
+  }
 }
 
 // Where layers turn that have a window, and no others.
@@ -359,7 +418,8 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   if (family.query_pre_scalar) {
     per_head = fields.Double("query_pre_attn_scalar", 1e-3, 1e6, 256.0);
   }
-  spec.attention_scale = spec.rope.score_scale / std::sqrt(per_head);
+  spec.attention_scale =
+      family.plain_scores ? 1 : spec.rope.score_scale / std::sqrt(per_head);
   if (family.scaled_embedding) {
     spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
     spec.embedding_scale_rounds = true;
@@ -387,13 +447,18 @@ void ReadScales(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 // What would change the arithmetic in ways that are not implemented.
 void RefuseUnsupported(ConfigFields& fields, const Family& family) {
   std::vector<std::pair<const char*, bool>> flags = {
-      {"use_bidirectional_attention", false},
       {"add_cross_attention", false},
       {"scale_attn_by_inverse_layer_idx", false},
       {"scale_attn_weights", true},
       {"alibi", false},
       {"apply_residual_connection_post_layernorm", false},
       {"use_cla", false}};  // keys and values of other layers
+  // Of pictures alone it says nothing of text.
+  static constexpr char kBidirectional[] = "use_bidirectional_attention";
+  const json* both_ways = fields.Find(kBidirectional);
+  if (both_ways == nullptr || *both_ways != "vision") {
+    flags.push_back({kBidirectional, false});
+  }
   // To others it says what they do anyway.
   if (family.biases == Biases::kAll) flags.push_back({"use_bias", true});
   if (family.norms_key != "qk_layernorm") {
@@ -411,6 +476,16 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
   }
   if (const json* clip = fields.Find("clip_qkv"); clip != nullptr) {
     fields.Refuse("clip_qkv", ShowJson(*clip), "null or left out");
+  }
+  // Gemma 4's small models, and its experts.
+  if (family.normed_values) {
+    const auto none = [&](const char* field, int fallback) {
+      const int given = fields.Int(field, 0, 1 << 20, fallback);
+      if (given != 0) fields.Refuse(field, absl::StrCat(given), "0");
+    };
+    none("hidden_size_per_layer_input", 256);
+    none("num_kv_shared_layers", 0);
+    flags.push_back({"enable_moe_block", false});
   }
   // Of Granites that have other layers beside attention.
   static constexpr char kPositions[] = "position_embedding_type";
@@ -546,6 +621,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   spec.norm = family->norm;
   spec.wide_norms = family->wide_norms;
   spec.turned_norms = family->turned_norms;
+  spec.normed_values = family->normed_values;
   spec.head_bias = family->head_bias;
   ReadParallel(fields, *family, spec);
   if (!family->norms_key.empty() && !fields.Bool(family->norms_key, false)) {
@@ -561,9 +637,11 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
   TurnWindows(fields, *family, spec);
+  ReadFullHeads(fields, *family, spec);
   const int turned = spec.rope.rotary_dim;  // of latent attention
-  ReadRope(fields, *family, spec.latent() ? turned : spec.head_dim,
-           HasWindows(spec), &spec.max_positions, &spec.rope, &spec.local_rope);
+  ReadRope(fields, *family, spec.latent() ? turned : spec.full_dim(),
+           spec.latent() ? turned : spec.head_dim, HasWindows(spec),
+           &spec.max_positions, &spec.rope, &spec.local_rope);
   if (spec.latent()) {
     spec.rope.rotary_dim = turned;
     spec.rope.trailing = true;
@@ -626,6 +704,7 @@ std::string ModelSpec::Canonical() const {
     absl::StrAppendFormat(&text, " full_kv_heads=%d full_head_dim=%d",
                           full_kv_heads, full_head_dim);
   }
+  if (keys_are_values) absl::StrAppend(&text, " keys_are_values=1");
   text += rope.Canonical();
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);

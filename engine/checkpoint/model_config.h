@@ -64,9 +64,12 @@ struct ModelSpec {
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
-  bool parallel = false;      // as families.h says
-  bool wide_norms = false;    // of q and k: of all heads together
-  bool turned_norms = false;  // of q and k: once they have turned
+  bool parallel = false;       // as families.h says
+  bool wide_norms = false;     // of q and k: of all heads together
+  bool turned_norms = false;   // of q and k: once they have turned
+  bool normed_values = false;  // v too, head by head, without weights
+  bool keys_are_values =
+      false;  // of layers that see all: as they are projected
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
   std::vector<bool> no_rope;   // [layers] do not turn; empty: all do
@@ -104,6 +107,16 @@ struct ModelSpec {
     return mixed_heads() && !is_windowed(layer)
                ? KvHeads{full_kv_heads, full_head_dim}
                : KvHeads{kv_heads, head_dim};
+  }
+  bool values_are_keys(int layer) const {
+    return keys_are_values && !is_windowed(layer);
+  }
+  // Whether it is layers that see all whose heads take less of a KV cache.
+  bool full_take_less() const {
+    const int numbers = kv_heads * head_dim;
+    const int of_full = full_kv_heads * full_head_dim;
+    return of_full < numbers ||
+           (of_full == numbers && full_kv_heads < kv_heads);
   }
   // Of layers that see all positions.
   int full_dim() const { return mixed_heads() ? full_head_dim : head_dim; }

@@ -124,6 +124,9 @@ Kind KindOf(ConfigFields& scaling, const Family& family) {
     return Kind::kLongRope;
   }
   if (kind == "yarn") return Kind::kYarn;
+  if (kind == "proportional" && family.plain_scores) {
+    return Kind::kProportional;
+  }
   // Of pictures' positions: those of text are the same in all sections.
   if (kind == "mrope" && family.flat_whole) return Kind::kDefault;
   scaling.Refuse("rope_type", Quote(kind),
@@ -147,7 +150,8 @@ int OriginalPositions(ConfigFields& scaling, const Context& context,
 }
 
 // RopeSpec's rotary_dim.
-int ReadRotaryDim(ConfigFields& fields, const Context& context) {
+int ReadRotaryDim(ConfigFields& fields, const Context& context,
+                  bool proportional = false) {
   static constexpr char kField[] = "partial_rotary_factor";
   const double beside = context.rotary_factor;
   const double factor = fields.Double(
@@ -158,6 +162,7 @@ int ReadRotaryDim(ConfigFields& fields, const Context& context) {
   }
   const auto dim = static_cast<int>(context.head_dim * factor);
   if (dim == context.head_dim) return 0;
+  if (proportional) return std::max(2, dim / 2 * 2);
   if (!context.family.partial_rope) {
     fields.Refuse(kField, "below 1", "1 or left out, in this family");
   } else if (dim < 2 || dim % 2 != 0) {
@@ -275,8 +280,9 @@ int ReadScaling(ConfigFields& fields, const Given& given,
   ConfigFields scaling(fields.path(), given.object,
                        absl::StrCat(given.key, "."));
   rope.theta = scaling.Double("rope_theta", 1, 1e12, rope.theta);
-  rope.rotary_dim = ReadRotaryDim(scaling, context);
   rope.kind = KindOf(scaling, context.family);
+  const bool proportional = rope.kind == Kind::kProportional;
+  rope.rotary_dim = ReadRotaryDim(scaling, context, proportional);
   if (rope.kind == Kind::kDynamic && context.family.rope_alpha &&
       scaling.Find("alpha") != nullptr) {
     // A theta for all lengths, as if they were alpha times the original ones.
@@ -285,7 +291,9 @@ int ReadScaling(ConfigFields& fields, const Given& given,
         std::pow(scaling.Double("alpha", 1, kMaxFactor), dim / (dim - 2));
     rope.kind = Kind::kDefault;
   }
-  if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
+  if (proportional) {
+    rope.factor = scaling.Double("factor", 1, kMaxFactor, 1.0);
+  } else if (rope.kind != Kind::kDefault && rope.kind != Kind::kLongRope) {
     rope.factor = scaling.Double("factor", 1, kMaxFactor);
   }
   if (rope.kind == Kind::kLlama3) ReadLlama3(scaling, context, rope);
@@ -308,8 +316,8 @@ int ReadScaling(ConfigFields& fields, const Given& given,
 }  // namespace
 
 void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
-              bool slides, int* max_positions, RopeSpec* rope,
-              RopeSpec* local) {
+              int local_head_dim, bool slides, int* max_positions,
+              RopeSpec* rope, RopeSpec* local) {
   if (!family.rope) {
     rope->kind = local->kind = Kind::kNone;
     return;
@@ -349,6 +357,7 @@ void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
     fields.Refuse("rope_parameters", "missing", "an object");
   }
   *max_positions = ReadScaling(fields, full, context, *rope);
+  context.head_dim = local_head_dim;
   ReadScaling(fields, sliding, context, *local);
   if (!has_local) *local = *rope;
 }
@@ -386,6 +395,8 @@ std::string RopeSpec::Canonical() const {
           " rope=longrope attention=%.17g factors=%s", attention_factor,
           list(served_positions > original_max_positions ? long_factors
                                                          : short_factors));
+    case Kind::kProportional:
+      return absl::StrFormat(" rope=proportional factor=%.17g", factor);
     case Kind::kLlama3:
       break;
   }

@@ -26,6 +26,9 @@ struct RopeSpec {
     kYarn,      // short wavelengths kept, long ones divided, a ramp between
     kLongRope,  // divided one by one, by one of two lists
     kLlama3,    // like kYarn, with other limits
+    // Of theta^(-2 i / head_dim), divided by `factor`; the first rotary_dim / 2
+    // pairs of a whole head turn.
+    kProportional,
   };
   Kind kind = Kind::kDefault;
   double theta = 10000;
@@ -74,9 +77,11 @@ struct RopeSpec {
 // Reads "rope_theta" and "rope_scaling" as of transformers 4, and both together
 // in "rope_parameters" as of transformers 5. `slides`: some layer has a window.
 // `local` is that of such layers where the family has one, else as `rope`.
-// Raises `max_positions` where the scaling does.
+// Raises `max_positions` where the scaling does. `head_dim` is that of layers
+// without a window, `local_head_dim` of the rest.
 void ReadRope(ConfigFields& fields, const Family& family, int head_dim,
-              bool slides, int* max_positions, RopeSpec* rope, RopeSpec* local);
+              int local_head_dim, bool slides, int* max_positions,
+              RopeSpec* rope, RopeSpec* local);
 
 }  // namespace tandem::engine
 

@@ -51,7 +51,8 @@ std::vector<std::string> OtherWeights(const std::string& directory) {
 
 // What a model that sees has beside its text part.
 constexpr absl::string_view kOtherParts[] = {
-    "vision_tower.", "multi_modal_projector.", "visual."};
+    "vision_tower.", "multi_modal_projector.", "visual.",
+    "audio_tower.",  "embed_vision.",          "embed_audio."};
 
 // Of an adapter's tensors.
 constexpr absl::string_view kPeft = "base_model.model.";

@@ -46,8 +46,11 @@ struct Pass {
     const auto eps = static_cast<float>(spec.norm_eps);
     const bool centres = spec.centres_heads();
     if (!spec.wide_norms && !centres) {
-      return {layer.query_norm.weight, layer.key_norm.weight, eps,
-              spec.turned_norms};
+      return {.query = layer.query_norm.weight,
+              .key = layer.key_norm.weight,
+              .eps = eps,
+              .rotated = spec.turned_norms,
+              .value = layer.value_norm};
     }
     const int kv_heads = spec.kv_heads_of(index).count;
     const int dim = spec.kv_heads_of(index).dim;
@@ -308,6 +311,10 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.FeedForward(i, n, layer, w);
     pass.OutputNorm(n, layer.mlp_output_norm, w);
     delta = w.delta;
+    if (layer.scale != 1) {
+      backend.AddAndScale(queue, n, hidden, layer.scale, delta, x);
+      delta = nullptr;
+    }
   }
   pass.Norm(n, model.final_norm(), x, delta, w.normed);
   backend.Logits(queue, n, w.normed, model.head(), model.head_bias(), w.logits);

@@ -13,16 +13,10 @@ constexpr int kMostParts = 16;
 
 int CeilDiv(int value, int by) { return (value + by - 1) / by; }
 
-// Whether it is layers that see all whose heads take less of a cache.
-bool FullAreSmaller(const ModelSpec& spec) {
-  return spec.full_kv_heads * spec.full_head_dim <
-         spec.kv_heads * spec.head_dim;
-}
-
 // Whether a layer has other heads than the cache's shape says, and how many
 // such lie where one of the rest does.
 bool HasOtherHeads(const ModelSpec& spec, int layer) {
-  return spec.mixed_heads() && spec.is_windowed(layer) != FullAreSmaller(spec);
+  return spec.mixed_heads() && spec.is_windowed(layer) != spec.full_take_less();
 }
 int OthersInOne(const ModelSpec& spec) {
   const int windowed = spec.kv_heads * spec.head_dim;
@@ -33,8 +27,8 @@ int OthersInOne(const ModelSpec& spec) {
 // `size` of the cache's layers for a part: full parts come first.
 LayerParts Divide(const ModelSpec& spec, int full, int size) {
   const int others = spec.mixed_heads() ? size * OthersInOne(spec) : size;
-  const int full_size = FullAreSmaller(spec) ? others : size;
-  const int windowed_size = FullAreSmaller(spec) ? size : others;
+  const int full_size = spec.full_take_less() ? others : size;
+  const int windowed_size = spec.full_take_less() ? size : others;
   LayerParts divided;
   divided.layers_per_part = size;
   divided.parts.full = CeilDiv(full, full_size);
@@ -75,7 +69,7 @@ void SetHeads(const ModelSpec& spec, kernels::KvShape* shape) {
   shape->other_kv_heads = spec.full_kv_heads;
   shape->other_head_dim = spec.full_head_dim;
   shape->other_layers = OthersInOne(spec);
-  if (FullAreSmaller(spec)) return;
+  if (spec.full_take_less()) return;
   std::swap(shape->kv_heads, shape->other_kv_heads);
   std::swap(shape->head_dim, shape->other_head_dim);
 }

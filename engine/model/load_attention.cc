@@ -51,13 +51,18 @@ absl::Status ModelLoader::LoadQkv(int index, Model::Layer& layer) {
     }
     return {{name(names.query, what), query, order(spec_.heads)},
             {name(names.key, what), key, order(kv_heads)},
-            {name(names.value, what), key}};
+            {name(spec_.values_are_keys(index) ? names.key : names.value, what),
+             key}};
   };
   absl::Status status =
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv);
   status.Update(
       AddHeadNorms(index, names.query_norm, spec_.heads, layer.query_norm));
   status.Update(AddHeadNorms(index, names.key_norm, kv_heads, layer.key_norm));
+  if (spec_.normed_values) {
+    AddValues(std::vector<float>(static_cast<size_t>(dim), 1.0f),
+              &layer.value_norm);
+  }
   if (spec_.qkv_bias) {
     status.Update(AddVector(qkv(".bias"), &layer.qkv_bias));
   }

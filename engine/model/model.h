@@ -69,6 +69,8 @@ class Model {
     Norm mlp_output_norm;
     Norm query_norm;  // [head_dim], or of all heads
     Norm key_norm;
+    const float* value_norm = nullptr;  // [head_dim], device; null: none
+    float scale = 1;                    // of what the layer has added up
     Latent latent;
     std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
     std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * output_dim]

@@ -140,7 +140,20 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   if (spec_.dense_size(index) > 0) status.Update(LoadDense(index, layer));
   status.Update(
       AddNorm(index, names.mlp_output_norm, hidden, layer.mlp_output_norm));
+  if (status.ok() && !names.layer_scale.empty()) {
+    status = ReadNumber(NameOf(index, names.layer_scale, ""), &layer.scale);
+  }
   return status;
+}
+
+absl::Status ModelLoader::ReadNumber(const std::string& name, float* number) {
+  const absl::StatusOr<HostTensor> tensor = checkpoint_.Vector(name, 1);
+  if (!tensor.ok()) return tensor.status();
+  std::vector<float> values;
+  AppendFloats(*tensor, values);
+  packer_.Take(name);
+  *number = values.front();
+  return absl::OkStatus();
 }
 
 // transformers multiplies in the embedding's type.

@@ -65,6 +65,7 @@ class ModelLoader {
   absl::Status AddHeadNorms(int layer, std::string_view part, int heads,
                             Model::Norm& norm);
   void AddValues(const std::vector<float>& values, const float** target);
+  absl::Status ReadNumber(const std::string& name, float* number);
   void AddRope(RopeSpec& rope, int head_dim, kernels::RopeTable& table);
   absl::Status UploadVectors();
   void RoundEmbeddingScale();

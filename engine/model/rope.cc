@@ -65,15 +65,17 @@ std::vector<double> RopeFrequencies(const RopeSpec& rope, int head_dim) {
   const int dim = rope.turned(head_dim);
   const double theta =
       rope.kind == Kind::kDynamic ? DynamicTheta(rope, dim) : rope.theta;
+  const bool proportional = rope.kind == Kind::kProportional;
+  const int period = proportional ? head_dim : dim;
   std::vector<double> frequencies(dim / 2);
   for (int i = 0; i < dim / 2; ++i) {
-    const double frequency = std::pow(theta, -2.0 * i / dim);
-    frequencies[i] = rope.kind == Kind::kLinear ? frequency / rope.factor
-                     : rope.kind == Kind::kYarn
-                         ? ScaleYarn(rope, dim, i, frequency)
-                     : rope.kind == Kind::kLongRope ? frequency / factors[i]
-                     : rope.kind == Kind::kLlama3 ? ScaleLlama3(rope, frequency)
-                                                  : frequency;
+    const double frequency = std::pow(theta, -2.0 * i / period);
+    frequencies[i] =
+        rope.kind == Kind::kLinear || proportional ? frequency / rope.factor
+        : rope.kind == Kind::kYarn     ? ScaleYarn(rope, dim, i, frequency)
+        : rope.kind == Kind::kLongRope ? frequency / factors[i]
+        : rope.kind == Kind::kLlama3   ? ScaleLlama3(rope, frequency)
+                                       : frequency;
   }
   return frequencies;
 }
@@ -109,7 +111,9 @@ std::vector<float> QueryScales(const RopeSpec& rope, int positions) {
 
 std::vector<int> RotaryOrder(const RopeSpec& rope, int head_dim, int heads) {
   std::vector<int> order;
-  if (rope.turned(head_dim) == head_dim && !rope.interleaved) return order;
+  const bool in_place = rope.turned(head_dim) == head_dim ||
+                        rope.kind == RopeSpec::Kind::kProportional;
+  if (in_place && !rope.interleaved) return order;
   const int half = head_dim / 2;
   const int pairs = rope.turned(head_dim) / 2;
   for (int head = 0; head < heads; ++head) {

@@ -90,11 +90,18 @@ std::vector<Shape> Shapes(const json& spec) {
   return shapes;
 }
 
+// Or another factor that is 1 or so.
+bool IsNorm(const std::string& name) {
+  const auto ends = [&](const char* end) { return absl::EndsWith(name, end); };
+  return ends("norm.weight") || ends("_scalar") || ends(".scale") ||
+         ends("_scale") || absl::StrContains(name, ".norms.") ||
+         absl::StrContains(name, "layernorm_");
+}
+
 // Value of one random draw; exact in the case's type.
 float Value(uint64_t z, const std::string& name, const json& spec, bool wide) {
   const double fraction = std::ldexp(static_cast<double>(z >> 40), -23) - 1;
-  if (absl::EndsWith(name, "norm.weight") ||
-      absl::StrContains(name, ".norms.")) {
+  if (IsNorm(name)) {
     const double coarse = (static_cast<double>(z >> 57) - 64) / 128;
     return static_cast<float>(1 + (wide ? fraction / 2 : coarse));
   }

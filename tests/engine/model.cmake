@@ -3,7 +3,7 @@ tandem_test(engine_model_test
   SRCS checkpoint/experts_config_test.cc checkpoint/fp4_tensors_test.cc
        checkpoint/hostile_config_test.cc checkpoint/model_config_test.cc
        checkpoint/latent_config_test.cc
-       checkpoint/parallel_config_test.cc
+       checkpoint/gemma4_config_test.cc checkpoint/parallel_config_test.cc
        checkpoint/quantisation_test.cc checkpoint/quantised_tensors_test.cc
        checkpoint/rope_config_test.cc checkpoint/safetensors_test.cc
        model/layer_groups_test.cc model/layer_parts_test.cc

@@ -9,7 +9,8 @@ makes the same bytes and only goldens need to be committed:
   matrix  F32: (z >> 40) * 2^-23 - 1, else ((z >> 56) - 128) / 128;
           times 2^matrix_exponent (embedding and head: embedding_exponent;
           biases: 2^-3)
-  norm    F32: 1 + ((z >> 40) * 2^-23 - 1) / 2,
+  norm, or another factor
+          F32: 1 + ((z >> 40) * 2^-23 - 1) / 2,
           else 1 + ((z >> 57) - 64) / 128
 
 Usage: make_checkpoints.py OUT_DIR [CASE ...] [--seed-offset N]
@@ -81,11 +82,17 @@ def llama_shapes(config: dict) -> list[tuple[str, tuple[int, ...]]]:
     return shapes
 
 
+def is_norm(name: str) -> bool:
+    """Or another factor that is 1 or so."""
+    return (name.endswith(("norm.weight", "_scalar", ".scale", "_scale"))
+            or ".norms." in name or "layernorm_" in name)
+
+
 def tensor_values(case: dict, name: str, shape: tuple[int, ...]) -> np.ndarray:
     z = splitmix(case["seed"] ^ fnv1a(name), int(np.prod(shape)))
     wide = case["dtype"] == "F32"
     fraction = (z >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1
-    if name.endswith("norm.weight") or ".norms." in name:
+    if is_norm(name):
         coarse = ((z >> np.uint64(57)).astype(np.float64) - 64) / 128
         values = 1 + (fraction / 2 if wide else coarse)
     else:

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gemma 4: layers that see all have heads of their own.
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/engine/checkpoint/configs.h"
+
+namespace tandem::engine {
+namespace {
+
+json Rope() {
+  return {
+      {"full_attention",
+       {{"rope_type", "proportional"},
+        {"partial_rotary_factor", 0.25},
+        {"rope_theta", 1e6}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+}
+
+// The shape of the 31B.
+json Dense() {
+  return {{"architectures", {"Gemma4ForConditionalGeneration"}},
+          {"vision_config", {{"hidden_size", 16}}},
+          {"eos_token_id", {1, 106}},
+          {"text_config",
+           {{"model_type", "gemma4_text"},
+            {"hidden_size", 5376},
+            {"intermediate_size", 21504},
+            {"num_hidden_layers", 60},
+            {"num_attention_heads", 32},
+            {"num_key_value_heads", 16},
+            {"num_global_key_value_heads", 4},
+            {"attention_k_eq_v", true},
+            {"sliding_window", 1024},
+            {"final_logit_softcapping", 30.0},
+            {"use_bidirectional_attention", "vision"},
+            {"hidden_size_per_layer_input", 0},
+            {"rope_parameters", Rope()}}}};
+}
+
+json WithText(const char* key, const json& value) {
+  json config = Dense();
+  config["text_config"][key] = value;
+  return config;
+}
+
+TEST(Gemma4Config, LayersThatSeeAllHaveFewerAndWiderHeads) {
+  const auto spec = Parse(Dense());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->is_windowed(4));
+  EXPECT_FALSE(spec->is_windowed(5));
+  EXPECT_EQ(spec->kv_heads_of(0), (ModelSpec::KvHeads{16, 256}));
+  EXPECT_EQ(spec->kv_heads_of(5), (ModelSpec::KvHeads{4, 512}));
+  EXPECT_FALSE(spec->values_are_keys(0));
+  EXPECT_TRUE(spec->values_are_keys(5));
+  EXPECT_EQ(spec->qkv_rows(0), (32 + 2 * 16) * 256);
+  EXPECT_EQ(spec->qkv_rows(5), (32 + 2 * 4) * 512);
+  EXPECT_EQ(spec->widest_qkv_rows(), 40 * 512);
+  // A quarter of 512 dimensions turns, a quarter of their frequencies.
+  EXPECT_EQ(spec->rope.kind, RopeSpec::Kind::kProportional);
+  EXPECT_EQ(spec->rope.rotary_dim, 128);
+  EXPECT_EQ(spec->rope.theta, 1e6);
+  EXPECT_EQ(spec->local_rope.kind, RopeSpec::Kind::kDefault);
+  EXPECT_EQ(spec->local_rope.rotary_dim, 0);
+  EXPECT_EQ(spec->local_rope.theta, 1e4);
+  EXPECT_EQ(spec->attention_scale, 1);
+  EXPECT_EQ(spec->logit_cap, 30);
+  EXPECT_TRUE(spec->normed_values);
+}
+
+TEST(Gemma4Config, TheLastLayerSeesAll) {
+  const auto spec = Parse(WithText("num_hidden_layers", 9));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->is_windowed(7));
+  EXPECT_FALSE(spec->is_windowed(8));
+}
+
+// Only where keys are values does it count.
+TEST(Gemma4Config, OtherLayersHaveAsManyKvHeadsUnlessKeysAreValues) {
+  const auto spec = Parse(WithText("attention_k_eq_v", false));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->kv_heads_of(5), (ModelSpec::KvHeads{16, 512}));
+  EXPECT_NE(spec->Canonical(), Parse(Dense())->Canonical());
+}
+
+TEST(Gemma4Config, LayersThatAllSeeAllHaveTheirHeads) {
+  const auto spec = Parse(WithText("layer_types", json(60, "full_attention")));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->mixed_heads());
+  EXPECT_EQ(spec->kv_heads_of(0), (ModelSpec::KvHeads{4, 512}));
+}
+
+// One head of 136 has more numbers than 16 of 8, and fewer scales.
+TEST(Gemma4Config, NeitherKindOfHeadsIsLargerInOneFormatAlone) {
+  json config = WithText("head_dim", 8);
+  config["text_config"]["num_global_key_value_heads"] = 1;
+  config["text_config"]["global_head_dim"] = 136;
+  const auto refused = Parse(config);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(std::string(refused.status().message())
+                .find("text_config.global_head_dim: 136; must be one with "
+                      "which keys of layers that see all take more or less "
+                      "than those of 16 heads of 8 in every format"),
+            std::string::npos)
+      << refused.status();
+  // Of as many numbers more heads take more.
+  const auto equal = Parse(WithText("num_global_key_value_heads", 8));
+  ASSERT_TRUE(equal.ok()) << equal.status();
+  EXPECT_TRUE(equal->full_take_less());
+}
+
+TEST(Gemma4Config, WhatIsNotServedIsRefused) {
+  const struct {
+    const char* key;
+    json value;
+    const char* message;
+  } cases[] = {
+      {"hidden_size_per_layer_input", 256,
+       "text_config.hidden_size_per_layer_input: 256; must be 0"},
+      {"num_kv_shared_layers", 20,
+       "text_config.num_kv_shared_layers: 20; must be 0"},
+      {"enable_moe_block", true,
+       "text_config.enable_moe_block: true; must be false or left out"},
+      {"use_bidirectional_attention", "all",
+       "text_config.use_bidirectional_attention: \"all\"; must be"},
+      {"global_head_dim", 500,
+       "text_config.global_head_dim: 500; must be a "
+       "multiple of 8"},
+      {"global_head_dim", 584, "text_config.global_head_dim: 584; must be "},
+      {"num_global_key_value_heads", 3,
+       "text_config.num_global_key_value_heads: 3; must be a divisor of "
+       "num_attention_heads, 32"},
+      {"rope_parameters", nullptr,
+       "text_config.rope_parameters: missing; must be an object"},
+  };
+  for (const auto& c : cases) {
+    const auto spec = Parse(WithText(c.key, c.value));
+    ASSERT_FALSE(spec.ok()) << c.key;
+    EXPECT_NE(std::string(spec.status().message()).find(c.message),
+              std::string::npos)
+        << spec.status();
+  }
+}
+
+}  // namespace
+}  // namespace tandem::engine
