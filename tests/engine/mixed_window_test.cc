@@ -356,7 +356,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"gemma3_f32", false, DType::kInt8},
                     Case{"qwen2_window_f32", false, DType::kF32},
                     Case{"gemma4_f32", false, DType::kF32},
-                    Case{"gemma4_wide_bf16", false, DType::kInt8},
+                    Case{"gemma4_whole_bf16", false, DType::kInt8},
                     Case{"gemma4_f32", true, DType::kF32}),
     [](const auto& test) { return test.param.name(); });
 

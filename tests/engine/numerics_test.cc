@@ -281,7 +281,7 @@ INSTANTIATE_TEST_SUITE_P(
     Checkpoints, OtherFamilies,
     testing::Values("mistral_window_f32", "phi3_short_f32", "phi3_long_f32",
                     "phi4_mini_f32", "gemma2_f32", "gemma3_f32", "gemma4_f32",
-                    "gemma4_wide_bf16", "gpt2_f32", "gpt_neox_f32",
+                    "gemma4_whole_bf16", "gpt2_f32", "gpt_neox_f32",
                     "nemotron_f32", "mixtral_f32", "qwen2_window_f32",
                     "qwen3_f32", "qwen3_moe_f32", "starcoder2_f32",
                     "smollm3_f32", "glm4_f32", "glm4_moe_f32", "cohere2_f32",

@@ -119,8 +119,9 @@ def weights_fingerprint(directory: pathlib.Path) -> str:
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")
         for name, entry in json.loads(raw[8:8 + length]).items():
-            if name == "__metadata__" or name.startswith(
-                    ("vision_tower.", "multi_modal_projector.", "visual.", "model.visual.")):
+            if name == "__metadata__" or name.removeprefix("model.").startswith(
+                    ("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.",
+                     "embed_vision.", "embed_audio.")):
                 continue
             begin, end = (8 + length + o for o in entry["data_offsets"])
             name = name.removeprefix("language_model.").replace("model.language_model.", "model.")
