@@ -282,39 +282,87 @@ void CheckFullHeads(ConfigFields& fields, const Family& family,
   }
 }
 
-// Layers that see all with heads of their own; without windows they are all
-// layers.
-void ReadFullHeads(ConfigFields& fields, const Family& family,
-                   ModelSpec& spec) {
+// "per_layer_config", as transformers 5 saves it: what differs, by the layers'
+// numbers. Those that see all have the same heads, the others the config's own.
+ModelSpec::KvHeads ReadOverrides(ConfigFields& fields, const json& layers,
+                                 const ModelSpec& spec) {
+  static constexpr char kField[] = "per_layer_config";
+  const ModelSpec::KvHeads own = {spec.kv_heads, spec.head_dim};
+  ModelSpec::KvHeads full = own;
+  bool first = true;
+  for (int i = 0; i < spec.layers && layers.is_object(); ++i) {
+    ModelSpec::KvHeads heads = own;
+    const auto found = layers.find(absl::StrCat(i));
+    const json given = found == layers.end() ? json::object() : *found;
+    for (const auto& [key, value] : given.items()) {
+      int& number = key == "head_dim" ? heads.dim : heads.count;
+      if ((key == "head_dim" || key == "num_key_value_heads") &&
+          value.is_number_unsigned() && value <= 1024) {
+        number = value.get<int>();
+      } else {
+        fields.Refuse(absl::StrCat(kField, ".", i, ".", key), ShowJson(value),
+                      "head_dim or num_key_value_heads, up to 1024");
+      }
+    }
+    const bool windowed = spec.window > 0 && spec.windowed[i];
+    if (!windowed && std::exchange(first, false)) full = heads;
+    if (heads != (windowed ? own : full)) {
+      fields.Refuse(absl::StrCat(kField, ".", i), ShowJson(given),
+                    "as of the other layers with or without a window");
+    }
+  }
+  if (!layers.is_object()) {
+    fields.Refuse(kField, ShowJson(layers), "an object");
+  }
+  return full;
+}
+
+// Of layers that see all.
+ModelSpec::KvHeads ReadFullHeads(ConfigFields& fields, const Family& family,
+                                 const ModelSpec& spec) {
+  const ConfigKeys& keys = family.keys;
+  if (const json* layers = fields.Find("per_layer_config")) {
+    return ReadOverrides(fields, *layers, spec);
+  }
+  const int dim = fields.Int(keys.full_head_dim, 8, kernels::kMaxHeadDim,
+                             family.full_head_dim);
+  return {spec.keys_are_values
+              ? fields.Int(keys.full_kv_heads, 1, 1024, spec.kv_heads)
+              : spec.kv_heads,
+          dim};
+}
+
+// Heads of layers that see all, where they are others; without windows they are
+// all layers'.
+void ReadHeadsByLayer(ConfigFields& fields, const Family& family,
+                      ModelSpec& spec) {
   const ConfigKeys& keys = family.keys;
   if (keys.full_head_dim.empty()) return;
   spec.keys_are_values = fields.Bool(keys.keys_are_values, false);
-  const int dim = fields.Int(keys.full_head_dim, 8, kernels::kMaxHeadDim,
-                             family.full_head_dim);
-  const int heads = spec.keys_are_values
-                        ? fields.Int(keys.full_kv_heads, 1, 1024, spec.kv_heads)
-                        : spec.kv_heads;
-  if (dim % 8 != 0) {
-    fields.Refuse(keys.full_head_dim, absl::StrCat(dim), "a multiple of 8");
+  const ModelSpec::KvHeads full = ReadFullHeads(fields, family, spec);
+  if (!fields.status().ok()) return;
+  if (full.dim < 8 || full.dim > kernels::kMaxHeadDim || full.dim % 8 != 0) {
+    fields.Refuse(
+        keys.full_head_dim, absl::StrCat(full.dim),
+        absl::StrCat("a multiple of 8 from 8 to ", kernels::kMaxHeadDim));
   }
-  if (heads > 0 && spec.heads % heads != 0) {
-    fields.Refuse(keys.full_kv_heads, absl::StrCat(heads),
+  if (full.count < 1 || spec.heads % full.count != 0) {
+    fields.Refuse(keys.full_kv_heads, absl::StrCat(full.count),
                   absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
                                spec.heads));
   }
+  const auto any = [&](bool windowed) {
+    return std::find(spec.windowed.begin(), spec.windowed.end(), windowed) !=
+           spec.windowed.end();
+  };
   if (!fields.status().ok()) return;
-  const bool any_windowed =
-      std::find(spec.windowed.begin(), spec.windowed.end(), true) !=
-      spec.windowed.end();
-  const bool any_full = spec.windowed.empty() ||
-                        std::find(spec.windowed.begin(), spec.windowed.end(),
-                                  false) != spec.windowed.end();
-  if (!any_windowed) {
-    spec.kv_heads = heads;
-    spec.head_dim = dim;
-  } else if (any_full && (dim != spec.head_dim || heads != spec.kv_heads)) {
-    spec.full_kv_heads = heads;
-    spec.full_head_dim = dim;
+  if (!any(true)) {
+    spec.kv_heads = full.count;
+    spec.head_dim = full.dim;
+  } else if (any(false) &&
+             full != ModelSpec::KvHeads{spec.kv_heads, spec.head_dim}) {
+    spec.full_kv_heads = full.count;
+    spec.full_head_dim = full.dim;
     CheckFullHeads(fields, family, spec);
   }
 }
@@ -637,7 +685,7 @@ absl::StatusOr<ModelSpec> ParseModelSpec(const std::string& config_path,
   ReadUnturned(fields, *family, spec);
   ReadWindows(fields, *family, spec);
   TurnWindows(fields, *family, spec);
-  ReadFullHeads(fields, *family, spec);
+  ReadHeadsByLayer(fields, *family, spec);
   const int turned = spec.rope.rotary_dim;  // of latent attention
   ReadRope(fields, *family, spec.latent() ? turned : spec.full_dim(),
            spec.latent() ? turned : spec.head_dim, HasWindows(spec),

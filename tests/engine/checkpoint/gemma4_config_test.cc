@@ -84,6 +84,41 @@ TEST(Gemma4Config, OtherLayersHaveAsManyKvHeadsUnlessKeysAreValues) {
   EXPECT_NE(spec->Canonical(), Parse(Dense())->Canonical());
 }
 
+TEST(Gemma4Config, FilesOfTransformers5SayItLayerByLayer) {
+  json config = WithText("num_hidden_layers", 7);
+  json& text = config["text_config"];
+  const auto expected = Parse(config);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  text.erase("num_global_key_value_heads");
+  for (const char* full : {"5", "6"}) {
+    text["per_layer_config"][full] = {{"head_dim", 512},
+                                      {"num_key_value_heads", 4}};
+  }
+  const auto spec = Parse(config);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->Canonical(), expected->Canonical());
+  const struct {
+    const char* layer;
+    json value;
+    const char* message;
+  } cases[] = {
+      {"6", {{"head_dim", 256}}, "per_layer_config.6: an object of 1; must be"},
+      {"0", {{"head_dim", 512}}, "per_layer_config.0: an object of 1; must be"},
+      {"5",
+       {{"sliding_window", 5}},
+       "per_layer_config.5.sliding_window: 5; must be head_dim or"},
+      {"5", {{"head_dim", -8}}, "per_layer_config.5.head_dim: -8; must be"}};
+  for (const auto& c : cases) {
+    json bad = config;
+    bad["text_config"]["per_layer_config"][c.layer] = c.value;
+    const auto refused = Parse(bad);
+    ASSERT_FALSE(refused.ok()) << c.message;
+    EXPECT_NE(std::string(refused.status().message()).find(c.message),
+              std::string::npos)
+        << refused.status();
+  }
+}
+
 TEST(Gemma4Config, LayersThatAllSeeAllHaveTheirHeads) {
   const auto spec = Parse(WithText("layer_types", json(60, "full_attention")));
   ASSERT_TRUE(spec.ok()) << spec.status();
