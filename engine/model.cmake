@@ -1,9 +1,10 @@
 # Checkpoints, the forward pass, and its executor on a kernels::Backend.
 find_package(nlohmann_json REQUIRED)
 tandem_library(tandem_engine_model
-  SRCS checkpoint/config_family.cc checkpoint/config_fields.cc
+  SRCS checkpoint/canonical.cc checkpoint/config_family.cc checkpoint/config_fields.cc
        checkpoint/experts_config.cc checkpoint/families.cc checkpoint/file.cc
-       checkpoint/fp4_tensors.cc checkpoint/json.cc checkpoint/model_config.cc
+       checkpoint/fp4_tensors.cc checkpoint/json.cc checkpoint/layers_config.cc
+       checkpoint/model_config.cc
        checkpoint/quantisation.cc checkpoint/quantised_tensors.cc
        checkpoint/rope_config.cc
        checkpoint/safetensors.cc checkpoint/safetensors_header.cc
