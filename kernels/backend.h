@@ -496,8 +496,8 @@ class Backend {
 
   // weights[r] [options.weights()] = the scores of logits[r]
   // [options.logits()] at the `chosen` largest (ties: the lowest id), divided
-  // by their sum if `normalise`, times the scale; zeros elsewhere; then the
-  // weight of what is shared.
+  // by their sum if `normalise`, times the scale and the expert's own; zeros
+  // elsewhere; then the weight of what is shared.
   virtual void Route(Queue& queue, int num_rows, const RouteOptions& options,
                      const float* logits, float* weights) = 0;
 

@@ -35,6 +35,8 @@ struct RouteOptions {
   int chosen_groups = 1;
   int group_scores = 2;  // best ones that count, or 1
   float scale = 1;       // of the weights
+  // [experts], device: of each expert's weight by itself. Null: none
+  const float* expert_scales = nullptr;
   SharedExpert shared = SharedExpert::kNone;
 
   // Columns of a row of logits: a gate's is behind the experts'.
@@ -129,6 +131,7 @@ constexpr void RouteRow(const RouteOptions& o, Exp exp, const float* logits,
   const float whole = !o.normalise ? all : o.sigmoid ? sum + 1e-20f : sum;
   for (int i = 0; i < o.experts; ++i) {
     weights[i] = weights[i] / whole * o.scale;
+    if (o.expert_scales != nullptr) weights[i] *= o.expert_scales[i];
   }
   if (o.shared == SharedExpert::kWhole) weights[o.experts] = 1;
   if (o.shared == SharedExpert::kGated) {

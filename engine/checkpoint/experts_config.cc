@@ -218,7 +218,10 @@ void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
 void ReadFeedForward(ConfigFields& fields, const Family& family, int max_width,
                      ModelSpec* spec) {
   const ConfigKeys& keys = family.keys;
-  if (keys.experts.empty()) {
+  const bool block =
+      family.expert_block && fields.Bool("enable_moe_block", false);
+  if (keys.experts.empty() || (family.expert_block && !block)) {
+    spec->names.stack = ExpertStack::kNone;
     std::optional<int> wide;
     if (family.wide_if_silent) {
       wide = std::min(4 * spec->hidden_size, max_width);
@@ -233,7 +236,11 @@ void ReadFeedForward(ConfigFields& fields, const Family& family, int max_width,
       max_width);
   ReadDenseLayers(fields, family, *spec);
   if (!fields.status().ok()) return;
-  ReadSharedExpert(fields, family, max_width, *spec);
+  if (block) {
+    spec->shared_size = fields.Int(keys.intermediate_size, 1, max_width);
+  } else {
+    ReadSharedExpert(fields, family, max_width, *spec);
+  }
   if (keys.shared_size == keys.intermediate_size) {
     RefuseOtherSizes(fields, *spec);
   }

@@ -143,8 +143,22 @@ constexpr TensorNames kGemma4Names = {
     .key_norm = "self_attn.k_norm",
     .attention_output_norm = "post_attention_layernorm",
     .mlp_norm = "pre_feedforward_layernorm",
+    .gate = "gate_proj",
+    .up = "up_proj",
+    .down = "down_proj",
     .mlp_output_norm = "post_feedforward_layernorm",
-    .layer_scale = "layer_scalar"};
+    .layer_scale = "layer_scalar",
+    .router = "router.proj",
+    .experts = "experts.",
+    .shared = "mlp.",
+    .dense = "mlp.",
+    .stack = ExpertStack::kHalves,
+    .stack_gate_up = "gate_up_proj",
+    .router_norm = "router.scale",
+    .expert_scales = "router.per_expert_scale",
+    .expert_norm = "pre_feedforward_layernorm_2",
+    .expert_output_norm = "post_feedforward_layernorm_2",
+    .shared_output_norm = "post_feedforward_layernorm_1"};
 
 constexpr TensorNames kGlmNames = {.gate_up = "mlp.gate_up_proj"};
 
@@ -514,8 +528,14 @@ constexpr Family kFamilies[] = {
      .normed_values = true,
      .caps = true,
      .whole_caps = true,
+     .normalised = Normalised::kAlways,
+     .expert_block = true,
+     .positions_include_scaling = true,
      .names = kGemma4Names,
      .keys = {.activation = "hidden_activation",
+              .experts = "num_experts",
+              .experts_per_token = "top_k_experts",
+              .expert_size = "moe_intermediate_size",
               .full_head_dim = "global_head_dim",
               .full_kv_heads = "num_global_key_value_heads",
               .keys_are_values = "attention_k_eq_v"}},

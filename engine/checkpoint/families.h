@@ -89,7 +89,16 @@ struct TensorNames {
   // Or gate_up and down are of all experts, and their names end with the
   // suffix; their biases' with "_bias".
   ExpertStack stack = ExpertStack::kNone;
+  std::string_view stack_gate_up = "";  // in place of gate_up
   std::string_view stack_suffix = "";
+  // Where experts take the stream by a norm of their own, and so does what
+  // chooses them: weights [hidden], of hidden^-0.5; what is made of each norm
+  // is normed before both parts are added; and [experts] of their weights.
+  std::string_view router_norm = "";
+  std::string_view expert_scales = "";
+  std::string_view expert_norm = "";
+  std::string_view expert_output_norm = "";
+  std::string_view shared_output_norm = "";
   // A score of each head for a key whose value is zero.
   std::string_view sinks = "";
 
@@ -263,6 +272,7 @@ struct Family {
   Normalised normalised = Normalised::kByConfig;
   bool sigmoid_routes = false;  // scores of experts; groups of them
   bool group_limits = false;    // groups of softmax, by "topk_method"
+  bool expert_block = false;    // experts only by "enable_moe_block"
   DenseLayers dense = DenseLayers::kNone;
   int dense_layers = 0;                    // of kFirst, where no key says
   std::string_view norms_key = "";         // of q and k: only if it is true

@@ -127,21 +127,28 @@ struct Pass {
                          : spec.qkv_rows(index);
   }
 
-  // w.delta = what experts make of w.normed, and what it holds where all rows
-  // take that.
-  void Experts(int rows, const Model::Layer& layer, Workspace& w) const {
-    const ModelSpec& spec = model.spec();
-    kernels::RouteOptions routes = spec.routes;
+  // w.route_weights = what rows choose by w.normed.
+  void Route(int rows, const Model::Layer& layer, Workspace& w) const {
+    kernels::RouteOptions routes = model.spec().routes;
     routes.choice_bias = layer.choice_bias;
+    routes.expert_scales = layer.expert_scales;
     backend.Logits(queue, rows, w.normed, *layer.router, layer.router_bias,
                    w.route_logits);
     backend.Route(queue, rows, routes, w.route_logits, w.route_weights);
+  }
+
+  // out = what those experts make of w.normed, and what it holds where all rows
+  // take that.
+  void Experts(int rows, const Model::Layer& layer, Workspace& w,
+               void* out) const {
+    const ModelSpec& spec = model.spec();
+    const kernels::RouteOptions& routes = spec.routes;
     backend.Experts(queue, rows, w.normed, w.route_weights, *layer.experts,
                     {.chosen = routes.chosen,
                      .shared = routes.shared != kernels::SharedExpert::kNone,
                      .biases = layer.expert_biases,
                      .activation = spec.activation},
-                    w.delta);
+                    out);
   }
 
   bool Adapts(LoraProduct product) const {
@@ -199,11 +206,24 @@ struct Pass {
           w.delta, w);
   }
 
-  // w.delta = the feed-forward layer of w.normed.
-  void FeedForward(int index, int rows, const Model::Layer& layer,
-                   Workspace& w) const {
+  // w.delta = the feed-forward layer of w.normed, but for what is returned,
+  // which is to be added: what experts with norms of their own make of x.
+  const void* FeedForward(int index, int rows, const Model::Layer& layer,
+                          void* x, Workspace& w) const {
     if (layer.gate_up != nullptr) Dense(index, rows, layer, w);
-    if (layer.experts != nullptr) Experts(rows, layer, w);
+    if (layer.experts == nullptr) return nullptr;
+    if (layer.router_norm.weight == nullptr) {
+      Route(rows, layer, w);
+      Experts(rows, layer, w, w.delta);
+      return nullptr;
+    }
+    Norm(rows, layer.shared_output_norm, w.delta, nullptr, w.delta);
+    Norm(rows, layer.router_norm, x, nullptr, w.normed);
+    Route(rows, layer, w);
+    Norm(rows, layer.expert_norm, x, nullptr, w.normed);
+    Experts(rows, layer, w, w.experts);
+    Norm(rows, layer.expert_output_norm, w.experts, nullptr, w.experts);
+    return w.experts;
   }
 
   // The weights with which a row looks at what `options` say, where its ask
@@ -247,9 +267,11 @@ struct Pass {
                     w.delta);
   }
 
-  // Norms what is about to be added to x, where the family does.
-  void OutputNorm(int rows, const Model::Norm& norm, Workspace& w) const {
-    if (norm.weight != nullptr) Norm(rows, norm, w.delta, nullptr, w.delta);
+  // Norms what is about to be added to x, where the family does; with `more`
+  // unless that is null.
+  void OutputNorm(int rows, const Model::Norm& norm, Workspace& w,
+                  const void* more = nullptr) const {
+    if (norm.weight != nullptr) Norm(rows, norm, w.delta, more, w.delta);
   }
 };
 
@@ -308,8 +330,8 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.Adapt(LoraProduct::kOutput, i, n, values, hidden, w.delta, w);
     pass.OutputNorm(n, layer.attention_output_norm, w);
     pass.NormForFeedForward(n, layer, x, /*whole=*/i != last, w);
-    pass.FeedForward(i, n, layer, w);
-    pass.OutputNorm(n, layer.mlp_output_norm, w);
+    const void* const more = pass.FeedForward(i, n, layer, x, w);
+    pass.OutputNorm(n, layer.mlp_output_norm, w, more);
     delta = w.delta;
     if (layer.scale != 1) {
       backend.AddAndScale(queue, n, hidden, layer.scale, delta, x);
@@ -340,7 +362,7 @@ struct FloatParts {
   void* lora_inner = nullptr;
 };
 
-constexpr int kParts = 14;
+constexpr int kParts = 15;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
@@ -364,6 +386,9 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
         spec.latent() ? rows * std::max(spec.query_rank, spec.head_dim) : 0},
        {&w.attention, rows * std::max(query, spec.heads * spec.query_dim())},
        {&w.delta, rows * spec.hidden_size},
+       {&w.experts, routed == 0 || spec.names.router_norm.empty()
+                        ? 0
+                        : rows * spec.hidden_size},
        {&w.activated, rows * spec.widest_dense_size()},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},

@@ -41,6 +41,7 @@ class Workspace {
   // meet keys [max_rows, heads * query_dim]
   void* attention = nullptr;
   void* delta = nullptr;      // [max_rows, hidden], not yet added to x
+  void* experts = nullptr;    // [max_rows, hidden], where normed by themselves
   void* activated = nullptr;  // [max_rows, widest_dense_size()]
   // Of many experts.
   float* route_logits = nullptr;   // [max_rows, routes.logits()]

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,30 @@ absl::Status ModelLoader::LoadRouter(int index, Model::Layer& layer) {
             ? AddMatrixValues(name, 1, experts, {}, &layer.choice_bias)
             : AddVector({{name, experts}}, &layer.choice_bias));
   }
+  if (!names.router_norm.empty()) {
+    status.Update(LoadExpertNorms(index, layer));
+  }
+  return status;
+}
+
+absl::Status ModelLoader::LoadExpertNorms(int index, Model::Layer& layer) {
+  const TensorNames& names = spec_.names;
+  const int hidden = spec_.hidden_size;
+  absl::Status status =
+      AddVector({{NameOf(index, names.router_norm, ""), hidden}},
+                &layer.router_norm.weight);
+  if (!status.ok()) return status;
+  const auto root =
+      static_cast<float>(1 / std::sqrt(static_cast<double>(hidden)));
+  for (auto i = vectors_.end() - hidden; i < vectors_.end(); ++i) *i *= root;
+  status.Update(AddVector(
+      {{NameOf(index, names.expert_scales, ""), spec_.routes.experts}},
+      &layer.expert_scales));
+  status.Update(AddNorm(index, names.expert_norm, hidden, layer.expert_norm));
+  status.Update(AddNorm(index, names.expert_output_norm, hidden,
+                        layer.expert_output_norm));
+  status.Update(AddNorm(index, names.shared_output_norm, hidden,
+                        layer.shared_output_norm));
   return status;
 }
 
@@ -67,7 +92,8 @@ absl::Status ModelLoader::LoadStackedExperts(int index, Model::Layer& layer) {
                   absl::StrCat(std::string(names.experts), std::string(part)),
                   names.stack_suffix);
   };
-  const std::string gate_up = name(names.gate_up);
+  const std::string gate_up =
+      name(names.stack_gate_up.empty() ? names.gate_up : names.stack_gate_up);
   const std::string down = name(names.down);
   const bool in_turns = names.stack == ExpertStack::kInTurns;
   std::vector<int> halves;
@@ -125,9 +151,8 @@ absl::Status ModelLoader::LoadDense(int index, Model::Layer& layer) {
   const TensorNames& names = spec_.names;
   const int hidden = spec_.hidden_size;
   const int wide = spec_.dense_size(index);
-  const std::string prefix(spec_.routes.experts == 0  ? ""
-                           : spec_.has_experts(index) ? names.shared
-                                                      : names.dense);
+  const std::string prefix(spec_.has_experts(index) ? names.shared
+                                                    : names.dense);
   const auto name = [&](std::string_view part, std::string_view what) {
     return NameOf(index, absl::StrCat(prefix, std::string(part)), what);
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "engine/model/lora.h"
 #include "engine/model/rope.h"
 
@@ -36,6 +37,9 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
   }
   add(names.output, LoraProduct::kOutput, 0, hidden, query);
   if (spec.routes.experts > 0) return sections;
+  const auto dense = [&](std::string_view part) {
+    return absl::StrCat(std::string(names.dense), std::string(part));
+  };
   if (!spec.is_gated() && names.gate_up.empty()) {
     add(names.up, LoraProduct::kGateUp, 0, wide, hidden);
   } else if (spec.mlp_bias) {
@@ -43,10 +47,10 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
   } else if (!names.gate_up.empty()) {
     add(names.gate_up, LoraProduct::kGateUp, 0, 2 * wide, hidden);
   } else {
-    add(names.gate, LoraProduct::kGateUp, 0, wide, hidden);
-    add(names.up, LoraProduct::kGateUp, wide, wide, hidden);
+    add(dense(names.gate), LoraProduct::kGateUp, 0, wide, hidden);
+    add(dense(names.up), LoraProduct::kGateUp, wide, wide, hidden);
   }
-  add(names.down, LoraProduct::kDown, 0, hidden, wide);
+  add(dense(names.down), LoraProduct::kDown, 0, hidden, wide);
   return sections;
 }
 

@@ -67,6 +67,10 @@ class Model {
     Norm attention_output_norm;  // before the residual addition
     Norm mlp_norm;
     Norm mlp_output_norm;
+    Norm router_norm;  // where experts have norms of their own, as the next
+    Norm expert_norm;
+    Norm expert_output_norm;
+    Norm shared_output_norm;
     Norm query_norm;  // [head_dim], or of all heads
     Norm key_norm;
     const float* value_norm = nullptr;  // [head_dim], device; null: none
@@ -88,8 +92,9 @@ class Model {
     const float* down_bias = nullptr;
     kernels::ExpertBiases expert_biases;
     const float* router_bias = nullptr;
-    const float* choice_bias = nullptr;  // [experts]
-    const float* sinks = nullptr;        // [heads], device; null: none
+    const float* choice_bias = nullptr;    // [experts]
+    const float* expert_scales = nullptr;  // [experts]
+    const float* sinks = nullptr;          // [heads], device; null: none
   };
 
   // Blocks. Every tensor that the spec asks for must be there with its shape,

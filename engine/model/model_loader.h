@@ -45,6 +45,7 @@ class ModelLoader {
   absl::Status LoadLatent(int index, Model::Latent& latent);
   absl::Status LoadDense(int index, Model::Layer& layer);
   absl::Status LoadRouter(int index, Model::Layer& layer);
+  absl::Status LoadExpertNorms(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);
   absl::Status LoadStackedExperts(int index, Model::Layer& layer);
   absl::Status GroupExperts(int index, Model::Layer& layer);

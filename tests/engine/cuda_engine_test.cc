@@ -118,6 +118,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
                            "gemma2_f32",
                            "gemma3_f32",
                            "gemma4_f32",
+                           "gemma4_moe_f32",
                            "gpt2_f32",
                            "mixtral_f32",
                            "qwen3_moe_f32",

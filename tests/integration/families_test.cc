@@ -101,9 +101,9 @@ INSTANTIATE_TEST_SUITE_P(
     Cluster, FamiliesTest,
     testing::Values(
         "qwen2_bf16", "qwen2_window_f32", "qwen3_f32", "gpt2_f32", "gemma2_f32",
-        "gemma3_f32", "gemma4_f32", "gemma4_whole_bf16", "phi3_long_f32",
-        "phi3_short_f32", "phi4_mini_f32", "mixtral_f32", "qwen3_moe_f32",
-        "qwen3_moe_dense_f32", "qwen2_moe_f32", "glm4_moe_f32",
+        "gemma3_f32", "gemma4_f32", "gemma4_moe_f32", "gemma4_whole_bf16",
+        "phi3_long_f32", "phi3_short_f32", "phi4_mini_f32", "mixtral_f32",
+        "qwen3_moe_f32", "qwen3_moe_dense_f32", "qwen2_moe_f32", "glm4_moe_f32",
         "deepseek_v2_f32", "deepseek_v3_f32", "glm4_moe_lite_f32", "youtu_f32",
         "minicpm3_f32", "dots1_f32", "minimax_m2_f32", "ernie4_5_moe_f32",
         "gpt_neox_f32", "gpt_neox_serial_f32", "falcon_f32",

@@ -497,21 +497,26 @@ TEST(ElementwiseTest, RouteTakesTheMostProbableAndOfEqualOnesTheFirst) {
 TEST(ElementwiseTest, RouteChoosesInEachFamilysWay) {
   const auto logits = RandomFloats(13 * 40, 31, 2.0f);
   const auto bias = RandomFloats(12, 32, 0.5f);
+  const auto scales = RandomFloats(12, 33);
+  const std::vector<float> none;
   Device device(MakeBackend());
   for (RouteOptions options : RouteCases()) {
-    for (const bool biased : {false, true}) {
+    for (const auto& [biased, scaled] :
+         {std::pair(false, false), {true, false}, {false, true}}) {
       const auto columns = static_cast<size_t>(options.logits());
       const auto weights = static_cast<size_t>(options.weights());
       options.choice_bias = biased ? device.Upload(bias) : nullptr;
+      options.expert_scales = scaled ? device.Upload(scales) : nullptr;
       float* const out = device.New<float>(40 * weights);
       device->Route(device.queue(), 40, options, device.Upload(logits), out);
       const auto got = device.Download(out, 40 * weights);
       for (size_t row = 0; row < 40; ++row) {
         const auto expected =
-            RouteReference(options, biased ? bias : std::vector<float>{},
-                           &logits[row * columns]);
+            RouteReference(options, biased ? bias : none,
+                           &logits[row * columns], scaled ? scales : none);
         for (size_t i = 0; i < weights; ++i) {
-          EXPECT_NEAR(got[row * weights + i], expected[i], 2e-6)
+          EXPECT_NEAR(got[row * weights + i], expected[i],
+                      2e-6 * std::max(1.0, std::abs(expected[i])))
               << options.chosen << " chosen, row " << row << ", " << i;
         }
       }

@@ -28,10 +28,11 @@ inline std::vector<int> LargestReference(const std::vector<double>& values,
   return order;
 }
 
-// One row; `bias` in place of options.choice_bias, empty: none.
-inline std::vector<double> RouteReference(const RouteOptions& options,
-                                          const std::vector<float>& bias,
-                                          const float* logits) {
+// One row; `bias` in place of options.choice_bias, empty: none; `scales` in
+// that of expert_scales.
+inline std::vector<double> RouteReference(
+    const RouteOptions& options, const std::vector<float>& bias,
+    const float* logits, const std::vector<float>& scales = {}) {
   const auto experts = static_cast<size_t>(options.experts);
   std::vector<double> scores(experts), choice(experts);
   double all = 0;
@@ -66,7 +67,8 @@ inline std::vector<double> RouteReference(const RouteOptions& options,
     sum += scores[static_cast<size_t>(i)];
   }
   for (size_t i = 0; i < experts; ++i) {
-    weights[i] *= options.scale / (options.normalise ? sum : 1);
+    weights[i] *= options.scale / (options.normalise ? sum : 1) *
+                  (scales.empty() ? 1 : scales[i]);
   }
   if (options.shared == SharedExpert::kWhole) weights.back() = 1;
   if (options.shared == SharedExpert::kGated) {

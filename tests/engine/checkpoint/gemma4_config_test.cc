@@ -145,6 +145,41 @@ TEST(Gemma4Config, NeitherKindOfHeadsIsLargerInOneFormatAlone) {
   EXPECT_TRUE(equal->full_take_less());
 }
 
+json Experts() {
+  json config = Dense();
+  config["text_config"].update({{"enable_moe_block", true},
+                                {"num_experts", 128},
+                                {"top_k_experts", 8},
+                                {"moe_intermediate_size", 704}});
+  return config;
+}
+
+// Beside the layer that is always there.
+TEST(Gemma4Config, ExpertsAreThereWhereTheConfigSaysSo) {
+  const auto spec = Parse(Experts());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->routes.experts, 128);
+  EXPECT_EQ(spec->routes.chosen, 8);
+  EXPECT_TRUE(spec->routes.normalise);
+  EXPECT_EQ(spec->routes.shared, kernels::SharedExpert::kNone);
+  EXPECT_EQ(spec->expert_size, 704);
+  EXPECT_EQ(spec->dense_size(0), 21504);
+  json denied = Experts();
+  denied["text_config"]["enable_moe_block"] = false;
+  const auto without = Parse(denied);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_FALSE(without->has_experts(0));
+  EXPECT_EQ(without->dense_size(0), 21504);
+  EXPECT_NE(without->Canonical(), spec->Canonical());
+  // Its products may be quantised, those of experts in one tensor not.
+  const json gptq = {{"quant_method", "gptq"}, {"bits", 4}};
+  denied["quantization_config"] = gptq;
+  EXPECT_TRUE(Parse(denied).ok());
+  json coded = Experts();
+  coded["quantization_config"] = gptq;
+  EXPECT_FALSE(Parse(coded).ok());
+}
+
 TEST(Gemma4Config, WhatIsNotServedIsRefused) {
   const struct {
     const char* key;
@@ -155,8 +190,7 @@ TEST(Gemma4Config, WhatIsNotServedIsRefused) {
        "text_config.hidden_size_per_layer_input: 256; must be 0"},
       {"num_kv_shared_layers", 20,
        "text_config.num_kv_shared_layers: 20; must be 0"},
-      {"enable_moe_block", true,
-       "text_config.enable_moe_block: true; must be false or left out"},
+      {"enable_moe_block", true, "text_config.num_experts: missing"},
       {"use_bidirectional_attention", "all",
        "text_config.use_bidirectional_attention: \"all\"; must be"},
       {"global_head_dim", 500,

@@ -335,9 +335,13 @@ inline AssertionResult CheckRoute(const RouteFn& launch) {
   auto logits = RandomFloats(At(rows * 13), 90, 2.0f);
   logits[3] = logits[5] = 20;  // a tie goes to the lower id
   const auto bias = RandomFloats(12, 91, 0.5f);
+  const auto scales = RandomFloats(12, 92);
+  const std::vector<float> none;
   for (RouteOptions options : RouteCases()) {
-    for (const bool biased : {false, true}) {
+    for (const auto& [biased, scaled] :
+         {std::pair(false, false), {true, false}, {false, true}}) {
       options.choice_bias = biased ? bias.data() : nullptr;
+      options.expert_scales = scaled ? scales.data() : nullptr;
       Guarded weights(DType::kF32, rows * options.weights());
       TANDEM_LAUNCHED(
           launch(StreamOf(Generation::kHopper),
@@ -345,9 +349,9 @@ inline AssertionResult CheckRoute(const RouteFn& launch) {
                   options}));
       std::vector<double> expected;
       for (int row = 0; row < rows; ++row) {
-        const auto own =
-            RouteReference(options, biased ? bias : std::vector<float>{},
-                           &logits[At(row * options.logits())]);
+        const auto own = RouteReference(options, biased ? bias : none,
+                                        &logits[At(row * options.logits())],
+                                        scaled ? scales : none);
         expected.insert(expected.end(), own.begin(), own.end());
       }
       if (auto near = Near(DType::kF32, weights.Values(), expected); !near) {
@@ -357,6 +361,7 @@ inline AssertionResult CheckRoute(const RouteFn& launch) {
       float* const same_weights = cpu.New<float>(expected.size());
       RouteOptions same_options = options;
       if (biased) same_options.choice_bias = cpu.Upload(bias);
+      if (scaled) same_options.expert_scales = cpu.Upload(scales);
       cpu->Route(cpu.queue(), rows, same_options, cpu.Upload(logits),
                  same_weights);
       if (auto same = SameBits(weights.Values(),
