@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/explain/counts.h"
 #include "cli/plan/figures.h"
 #include "common/progress.h"
 
