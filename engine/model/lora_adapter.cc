@@ -169,8 +169,12 @@ class AdapterReader {
     for (const TensorInfo& tensor : file_.tensors()) {
       if (used_.contains(tensor.name)) continue;
       if (layout_.sections().empty()) {
-        return Invalid(tensor.name,
-                       "models with latent attention take no adapters here");
+        return Invalid(
+            tensor.name,
+            spec_.latent()
+                ? "models with latent attention take no adapters here"
+                : "models whose layers differ in their heads, or whose keys "
+                  "are their values, take no adapters here");
       }
       return Invalid(
           tensor.name,

@@ -23,9 +23,11 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
     sections.push_back({std::string(module), product, first, rows, cols,
                         RotaryOrder(spec.rope, spec.head_dim, turning_heads)});
   };
-  // Of what is reshaped no adapter is known, and sections are as large in each
-  // layer.
-  if (spec.latent() || spec.mixed_heads()) return sections;
+  // Of what is reshaped no adapter is known; sections are as large in each
+  // layer; and one of keys that are values would change both.
+  if (spec.latent() || spec.mixed_heads() || spec.keys_are_values) {
+    return sections;
+  }
   if (!names.qkv.empty()) {
     add(names.qkv, LoraProduct::kQkv, 0, query + 2 * key, hidden);
     sections.back().order = FusedOrder(spec.rope, spec.head_dim, spec.heads,

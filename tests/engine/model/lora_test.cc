@@ -341,6 +341,26 @@ TEST_F(LoraTest, LatentAttentionTakesNone) {
               HasSubstr("models with latent attention take no adapters here"));
 }
 
+TEST_F(LoraTest, LayersWithOtherHeadsAndKeysThatAreValuesTakeNone) {
+  const TempDir dir;
+  WriteAdapter(adapters_["llama_all"], dir);
+  const json config = LoadCases()["gemma4_f32"]["config"];
+  for (const bool alike : {false, true}) {
+    json own = config;
+    if (alike) {
+      own["global_head_dim"] = own["head_dim"];
+      own["num_global_key_value_heads"] = own["num_key_value_heads"];
+    }
+    const auto spec = ParseModelSpec("config.json", own.dump(), "", "");
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->mixed_heads(), !alike);
+    const auto read = ReadLoraAdapter(dir.path(), *spec, LoraLayout(*spec, 8));
+    EXPECT_THAT(read.status().message(),
+                HasSubstr("models whose layers differ in their heads, or "
+                          "whose keys are their values, take no adapters"));
+  }
+}
+
 TEST_F(LoraTest, ModulesThatHaveNoFactorsHereAreNamed) {
   json adapter = adapters_["mixtral_attention"];
   const json mixtral = LoadCases()["mixtral_f32"];
