@@ -70,6 +70,29 @@ TEST(Handoff, OnlyWhatIsGrantedIsSent) {
   EXPECT_TRUE(world.SameKv(attempt, 24));
 }
 
+TEST(Handoff, SomeHeadsAreSentUnlessOnlyAllCanBe) {
+  for (const bool whole : {false, true}) {
+    Setting setting;
+    setting.whole_heads = whole;
+    World world(setting);
+    world.decode.heads = 1;
+    world.Run(1, 24);
+    world.loop.RunFor(absl::Seconds(2));
+    const auto& seen = world.prefill().side.seen[1];
+    EXPECT_EQ(seen.acknowledged, whole ? 0 : 1);
+    EXPECT_EQ(seen.failed, whole ? 1 : 0);
+    if (whole) {
+      EXPECT_NE(seen.status.message().find("heads 0..1 as 'f32', which this "
+                                           "worker cannot send"),
+                absl::string_view::npos)
+          << seen.status;
+    } else {
+      EXPECT_EQ(seen.timings.bytes, 4 * 24 * 2 * 1 * 8 * 4);
+    }
+    world.ExpectBaseline();
+  }
+}
+
 TEST(Handoff, AGrantOfNothingCommitsWithoutASlice) {
   World world({});
   world.decode.cached = 24;

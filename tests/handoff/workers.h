@@ -296,6 +296,7 @@ class DecodeSide final : public ReceiverDelegate {
     Grant grant;
     grant.position_begin = cached;
     grant.position_end = positions;
+    grant.head_end = heads;
     return grant;
   }
   void Scatter(const Attempt& attempt, const SliceRange& range,
@@ -348,6 +349,7 @@ class DecodeSide final : public ReceiverDelegate {
   int scatters = 0;
   const Pinned* pinned = nullptr;  // what scatters must read
   int cached = 0;
+  int heads = 0;  // that are wanted; 0: all
   Verdict verdict = Verdict::kGranted;
   absl::Status refuse;
   absl::Status commit_status;

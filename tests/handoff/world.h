@@ -35,6 +35,7 @@ struct Setting {
   bool mixed = false;
   absl::Duration work = absl::ZeroDuration();
   bool inline_done = false;
+  bool whole_heads = false;
 };
 
 struct World;
@@ -177,6 +178,7 @@ inline Prefill::Prefill(World* world, const Setting& setting,
   options.num_layers = setting.shape.layers;
   options.kv_heads = setting.shape.kv_heads;
   options.head_dim = setting.shape.head_dim;
+  options.whole_heads = setting.whole_heads;
   options.staging_bytes = setting.staging_bytes;
   options.slab_bytes = setting.slab_bytes;
   sender = std::make_unique<Sender>(
