@@ -162,8 +162,8 @@ int ReadRotaryDim(ConfigFields& fields, const Context& context,
   }
   const auto dim = static_cast<int>(context.head_dim * factor);
   if (dim == context.head_dim) return 0;
-  if (proportional) return std::max(2, dim / 2 * 2);
-  if (!context.family.partial_rope) {
+  if (proportional && dim >= 2) return dim / 2 * 2;
+  if (!context.family.partial_rope && !proportional) {
     fields.Refuse(kField, "below 1", "1 or left out, in this family");
   } else if (dim < 2 || dim % 2 != 0) {
     fields.Refuse(kField, absl::StrCat(factor),

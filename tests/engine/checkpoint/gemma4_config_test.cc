@@ -69,6 +69,24 @@ TEST(Gemma4Config, LayersThatSeeAllHaveFewerAndWiderHeads) {
   EXPECT_TRUE(spec->normed_values);
 }
 
+TEST(Gemma4Config, APairTurnsAtLeast) {
+  const auto turned = [](double factor) {
+    json config = Dense();
+    config["text_config"]["rope_parameters"]["full_attention"]
+          ["partial_rotary_factor"] = factor;
+    return Parse(config);
+  };
+  EXPECT_EQ(turned(0.0099)->rope.rotary_dim, 4) << "5 of 512";
+  EXPECT_EQ(turned(1)->rope.rotary_dim, 0) << "all";
+  const auto none = turned(0);
+  ASSERT_FALSE(none.ok());
+  EXPECT_NE(std::string(none.status().message())
+                .find("partial_rotary_factor: 0; must be an even number of "
+                      "the 512 dimensions"),
+            std::string::npos)
+      << none.status();
+}
+
 TEST(Gemma4Config, TheLastLayerSeesAll) {
   const auto spec = Parse(WithText("num_hidden_layers", 9));
   ASSERT_TRUE(spec.ok()) << spec.status();
