@@ -143,7 +143,7 @@ ModelSpec::KvHeads ReadOverrides(ConfigFields& fields, const json& layers,
                       "head_dim or num_key_value_heads, up to 1024");
       }
     }
-    const bool windowed = spec.window > 0 && spec.windowed[i];
+    const bool windowed = spec.is_windowed(i);
     if (!windowed && std::exchange(first, false)) full = heads;
     if (heads != (windowed ? own : full)) {
       fields.Refuse(absl::StrCat(kField, ".", i), ShowJson(given),
@@ -190,15 +190,12 @@ void ReadHeadsByLayer(ConfigFields& fields, const Family& family,
                   absl::StrCat("a divisor of ", std::string(keys.heads), ", ",
                                spec.heads));
   }
-  const auto any = [&](bool windowed) {
-    return std::find(spec.windowed.begin(), spec.windowed.end(), windowed) !=
-           spec.windowed.end();
-  };
   if (!fields.status().ok()) return;
-  if (!any(true)) {
+  const bool any_full = spec.common_window() == 0;
+  if (!HasWindows(spec)) {
     spec.kv_heads = full.count;
     spec.head_dim = full.dim;
-  } else if (any(false) &&
+  } else if (any_full &&
              full != ModelSpec::KvHeads{spec.kv_heads, spec.head_dim}) {
     spec.full_kv_heads = full.count;
     spec.full_head_dim = full.dim;

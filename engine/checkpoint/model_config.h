@@ -48,8 +48,8 @@ struct ModelSpec {
   int kv_heads = 0;
   int head_dim = 0;
   // Of layers that see all positions, where those with a window have others;
-  // else 0. Neither then takes more of a KV cache in every format unless it
-  // does in all.
+  // else 0. Which of the two takes more of a KV cache is the same in all of its
+  // formats.
   int full_kv_heads = 0;
   int full_head_dim = 0;
   // Of multi-head latent attention (DeepSeek-V2, section 2.1), else 0: what
@@ -64,12 +64,11 @@ struct ModelSpec {
   int max_positions = 0;
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
-  bool parallel = false;       // as families.h says
-  bool wide_norms = false;     // of q and k: of all heads together
-  bool turned_norms = false;   // of q and k: once they have turned
-  bool normed_values = false;  // v too, head by head, without weights
-  bool keys_are_values =
-      false;  // of layers that see all: as they are projected
+  bool parallel = false;         // as families.h says
+  bool wide_norms = false;       // of q and k: of all heads together
+  bool turned_norms = false;     // of q and k: once they have turned
+  bool normed_values = false;    // v too, head by head, without weights
+  bool keys_are_values = false;  // of layers that see all
   RopeSpec rope;
   RopeSpec local_rope;         // of layers with a window
   std::vector<bool> no_rope;   // [layers] do not turn; empty: all do

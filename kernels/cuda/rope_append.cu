@@ -20,7 +20,7 @@ int LaunchRopeAppend(const Stream& stream, DType activation,
   if (p.num_rows == 0) return 0;
   return WithElement(activation, [&](auto t) {
     return WithKvElement(p.kv.dtype, [&](auto c) {
-      // Heads wider than 256 are latent attention's alone.
+      // Few models have heads wider than 256.
       constexpr int kMostPairs = (kMaxHeadDim + 127) / 128;
       using T = decltype(t);
       using C = decltype(c);
