@@ -89,6 +89,7 @@ absl::Status Process::LoadModel() {
   options.model = model_->limits().model;
   options.policy = *policy;
   options.window = model_->window();
+  options.some_see_all = model_->some_see_all();
   return absl::OkStatus();
 }
 

@@ -2,8 +2,10 @@
 #include "worker/registration.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/types/span.h"
 #include "common/error.h"
@@ -16,24 +18,31 @@ namespace {
 // router is bounded by a few messages.
 constexpr size_t kMaxUnsent = 16;
 
-// Both in order, and no message with more than `most`; one at least.
-void SendCache(bool reset, absl::Span<const uint64_t> removed,
-               absl::Span<const uint64_t> added, int most,
+// Moves what there is room for.
+void MoveSome(absl::Span<const uint64_t>* from, size_t* room,
+              google::protobuf::RepeatedField<uint64_t>* to) {
+  const auto some = from->first(std::min(from->size(), *room));
+  to->Add(some.begin(), some.end());
+  from->remove_prefix(some.size());
+  *room -= some.size();
+}
+
+// All in order, and no message with more than `most`; one at least.
+void SendCache(bool reset, const engine::CacheChanges& changes, int most,
                RegistryStream* stream) {
+  absl::Span<const uint64_t> removed = changes.removed;
+  absl::Span<const uint64_t> added = changes.added;
+  absl::Span<const uint64_t> lacking = changes.lacking;
   do {
     v1::RegisterRequest message;
     v1::CacheChange* const cache = message.mutable_cache();
     cache->set_reset(std::exchange(reset, false));
-    const auto gone =
-        removed.first(std::min(removed.size(), static_cast<size_t>(most)));
-    cache->mutable_removed()->Add(gone.begin(), gone.end());
-    removed.remove_prefix(gone.size());
-    const auto come = added.first(
-        std::min(added.size(), static_cast<size_t>(most) - gone.size()));
-    cache->mutable_added()->Add(come.begin(), come.end());
-    added.remove_prefix(come.size());
+    auto room = static_cast<size_t>(most);
+    MoveSome(&removed, &room, cache->mutable_removed());
+    MoveSome(&added, &room, cache->mutable_added());
+    MoveSome(&lacking, &room, cache->mutable_lacking());
     stream->Send(std::move(message));
-  } while (!removed.empty() || !added.empty());
+  } while (!removed.empty() || !added.empty() || !lacking.empty());
 }
 
 bool Idle(const v1::WorkerLoad& load) {
@@ -206,12 +215,16 @@ void Registration::SayLoad() {
     link->stream->Send(std::move(message));
     if (!link->cache_known) {
       link->cache_known = true;
-      SendCache(/*reset=*/true, {},
-                pool_->CachedHashes(options_.max_cached_hashes),
-                options_.max_hashes_per_message, link->stream.get());
-    } else if (!changes.added.empty() || !changes.removed.empty()) {
-      SendCache(/*reset=*/false, changes.removed, changes.added,
-                options_.max_hashes_per_message, link->stream.get());
+      engine::CacheChanges all;
+      all.lacking = pool_->LackingHashes();
+      absl::c_set_difference(pool_->CachedHashes(options_.max_cached_hashes),
+                             all.lacking, std::back_inserter(all.added));
+      SendCache(/*reset=*/true, all, options_.max_hashes_per_message,
+                link->stream.get());
+    } else if (!changes.added.empty() || !changes.lacking.empty() ||
+               !changes.removed.empty()) {
+      SendCache(/*reset=*/false, changes, options_.max_hashes_per_message,
+                link->stream.get());
     }
   }
 }

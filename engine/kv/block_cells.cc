@@ -19,10 +19,10 @@ BlockCells::BlockCells(int whole, KvParts parts)
   for (int32_t cell = num_cells_; cell-- > 0;) free_cells_.push_back(cell);
 }
 
-void BlockCells::Take(int32_t block) {
-  free_ -= parts_.count();
+void BlockCells::Take(int32_t block, bool whole) {
+  free_ -= Needed(whole);
   if (cells_.empty()) return;
-  for (int part = 0; part < parts_.count(); ++part) {
+  for (int part = 0; part < Needed(whole); ++part) {
     cells_[Index(block, part)] = free_cells_.back();
     free_cells_.pop_back();
   }

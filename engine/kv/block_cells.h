@@ -70,9 +70,10 @@ class BlockCells {
     return whole(block) ? parts_.count() : parts_.full;
   }
 
-  // Gives a block that has no cells all that it needs. REQUIRES: so many are
-  // free.
-  void Take(int32_t block);
+  // Cells that a block needs, with its windowed parts or without.
+  int Needed(bool whole) const { return whole ? parts_.count() : parts_.full; }
+  // Gives a block that has no cells those. REQUIRES: so many are free.
+  void Take(int32_t block, bool whole);
   void DropWindowed(int32_t block);
   void DropAll(int32_t block);
 

@@ -102,7 +102,7 @@ std::vector<BlockRef> Reservation::Commit() && {
   for (const int32_t id : ids_) {
     pool_->blocks_[id].promised = false;
     pool_->MoveTo(id, KvPool::State::kLive);
-    references.push_back(pool_->AddReference(id, /*whole=*/true));
+    references.push_back(pool_->AddReference(id, pool_->cells_.whole(id)));
   }
   ids_.clear();
   pool_ = nullptr;
@@ -134,7 +134,8 @@ KvPool::~KvPool() {
 bool KvPool::AllocateInto(int count, std::vector<BlockRef>* blocks) {
   if (count > available()) return false;
   for (int i = 0; i < count; ++i) {
-    blocks->push_back(AddReference(Take(State::kLive), /*whole=*/true));
+    blocks->push_back(
+        AddReference(Take(State::kLive, /*whole=*/true), /*whole=*/true));
   }
   return true;
 }
@@ -147,13 +148,20 @@ std::vector<BlockRef> KvPool::Allocate(int count) {
   return blocks;
 }
 
-std::optional<Reservation> KvPool::Reserve(int count) {
-  if (count > available()) return std::nullopt;
+int KvPool::InWhole(int count, int lacking) const {
+  const KvParts& parts = cells_.parts();
+  const int64_t cells =
+      int64_t{count} * parts.count() - int64_t{lacking} * parts.windowed;
+  return static_cast<int>((cells + parts.count() - 1) / parts.count());
+}
+
+std::optional<Reservation> KvPool::Reserve(int count, int lacking) {
+  if (InWhole(count, lacking) > available()) return std::nullopt;
   Reservation reservation;
   reservation.pool_ = this;
   reservation.ids_.reserve(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
-    const int32_t id = Take(State::kReserved);
+    const int32_t id = Take(State::kReserved, /*whole=*/i >= lacking);
     blocks_[id].promised = true;
     reservation.ids_.push_back(id);
   }
@@ -209,6 +217,7 @@ void KvPool::Publish(const BlockRef& block, const BlockHash& hash,
   entry.published = true;
   entry.hash = hash;
   entry.owner = owner;
+  NoteParts(hash);
   if (fresh && (tier_ == nullptr || !tier_->Holds(hash))) NoteChange(hash, 1);
 }
 
@@ -235,13 +244,42 @@ void KvPool::WakeWhenAvailable(absl::AnyInvocable<void()> wake) {
 
 CacheChanges KvPool::TakeChanges() {
   CacheChanges changes;
+  for (const BlockHash& hash : parts_changed_) {
+    (Lacks(hash) ? changes.lacking : changes.added).push_back(hash.Short());
+    // Said above, whatever came before.
+    if (const auto it = changes_.find(hash.Short());
+        it != changes_.end() && it->second > 0) {
+      changes_.erase(it);
+    }
+  }
   for (const auto& [hash, change] : changes_) {
     (change > 0 ? changes.added : changes.removed).push_back(hash);
   }
   changes_.clear();
-  std::sort(changes.added.begin(), changes.added.end());
-  std::sort(changes.removed.begin(), changes.removed.end());
+  parts_changed_.clear();
+  for (auto* list : {&changes.added, &changes.lacking, &changes.removed}) {
+    std::sort(list->begin(), list->end());
+  }
   return changes;
+}
+
+bool KvPool::Lacks(const BlockHash& hash) const {
+  const auto it = found_.find(hash);
+  return it != found_.end() && !cells_.whole(it->second) &&
+         (tier_ == nullptr || !tier_->Holds(hash));
+}
+
+void KvPool::NoteParts(const BlockHash& hash) {
+  if (cells_.parts().windowed > 0) parts_changed_.insert(hash);
+}
+
+std::vector<uint64_t> KvPool::LackingHashes() const {
+  std::vector<uint64_t> hashes;
+  for (const auto& [hash, id] : found_) {
+    if (Lacks(hash)) hashes.push_back(hash.Short());
+  }
+  std::sort(hashes.begin(), hashes.end());
+  return hashes;
 }
 
 std::vector<uint64_t> KvPool::CachedHashes(size_t most) const {
@@ -292,11 +330,7 @@ void KvPool::MoveTo(int32_t id, State state) {
       block.state == State::kFree || block.state == State::kCached;
   if (block.idle) EndIdle(id);
   if (block.state == State::kCached) RemoveFromCached(id);
-  if (block.state == State::kFree) {
-    cells_.Take(id);
-  } else {
-    Cells(block.state) -= cells_.held(id);
-  }
+  if (block.state != State::kFree) Cells(block.state) -= cells_.held(id);
   block.state = state;
   if (state == State::kFree) {
     cells_.DropAll(id);
@@ -358,11 +392,12 @@ int32_t KvPool::Victim() const {
   return (most != nullptr ? *most : cached_).oldest;
 }
 
-int32_t KvPool::Take(State state) {
-  while (cells_.free() < cells_.parts().count()) Evict();
+int32_t KvPool::Take(State state, bool whole) {
+  while (cells_.free() < cells_.Needed(whole)) Evict();
   const int32_t id = free_head_;
   TANDEM_CHECK(id >= 0, "whoever has no cells is free");
   free_head_ = std::exchange(blocks_[id].cached.next, -1);
+  cells_.Take(id, whole);
   MoveTo(id, state);
   return id;
 }
@@ -375,6 +410,7 @@ void KvPool::Evict() {
     EndIdle(id);
     live_cells_ -= cells_.parts().windowed;
     cells_.DropWindowed(id);
+    NoteParts(blocks_[id].hash);
     return;
   }
   Forget(id, /*evicted=*/true);
@@ -393,11 +429,17 @@ void KvPool::Forget(int32_t id, bool evicted) {
                                 : tier_->Holds(block.hash))) {
     return;
   }
+  parts_changed_.erase(block.hash);
   NoteChange(block.hash, -1);
 }
 
 void KvPool::TierForgot(const BlockHash& hash) {
-  if (!found_.contains(hash)) NoteChange(hash, -1);
+  if (found_.contains(hash)) {
+    NoteParts(hash);
+  } else {
+    parts_changed_.erase(hash);
+    NoteChange(hash, -1);
+  }
 }
 
 void KvPool::NoteChange(const BlockHash& hash, int change) {

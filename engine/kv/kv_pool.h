@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -103,7 +104,8 @@ class BlockHold {
   std::vector<int32_t> ids_;
 };
 
-// Blocks promised to a handoff, all or nothing. Destroyed, they return to
+// Blocks promised to a handoff, all or nothing; some may lack their windowed
+// parts from the start. Destroyed, they return to
 // free (never to the prefix cache: nothing proved their content), each as
 // soon as no BlockHold keeps it; until then it stays reserved.
 class Reservation {
@@ -127,8 +129,8 @@ class Reservation {
 };
 
 // In blocks with all their parts. Where some parts were let go, what is live is
-// rounded up, what is free down, and windowed parts that nobody refers to any
-// more count as cached.
+// rounded up, what is free or reserved down, and windowed parts that nobody
+// refers to any more count as cached.
 struct KvPoolCounts {
   int total = 0;
   int free = 0;
@@ -138,9 +140,10 @@ struct KvPoolCounts {
 };
 
 // What changed in the prefix cache since the last TakeChanges, net: a block
-// that came and went in between is in neither list. Both ascend.
+// that came and went in between is in no list. All ascend.
 struct CacheChanges {
-  std::vector<uint64_t> added;  // BlockHash::Short()
+  std::vector<uint64_t> added;    // BlockHash::Short(): there as a whole
+  std::vector<uint64_t> lacking;  // there, but for their windowed parts
   std::vector<uint64_t> removed;
 };
 
@@ -182,8 +185,12 @@ class KvPool {
   std::vector<BlockRef> Allocate(int count);
   // As Allocate, appended to `blocks`. False, and nothing changed, if short.
   bool AllocateInto(int count, std::vector<BlockRef>* blocks);
-  // As Allocate, but in state reserved. nullopt if short.
-  std::optional<Reservation> Reserve(int count);
+  // As Allocate, but in state reserved, the first `lacking` of them without
+  // their windowed parts. nullopt if short.
+  std::optional<Reservation> Reserve(int count, int lacking = 0);
+  // What takes as much as `count` blocks of which `lacking` lack their windowed
+  // parts, in whole ones, rounded up.
+  int InWhole(int count, int lacking) const;
 
   // The longest run of cached or live blocks that starts `hashes`, pinned: of
   // whole ones, or else without their windowed parts.
@@ -226,6 +233,8 @@ class KvPool {
   // sum of all changes once TakeChanges has been called. Where it is more than
   // `most`, the tier's oldest are left out, and then any.
   std::vector<uint64_t> CachedHashes(size_t most = SIZE_MAX) const;
+  // Those of them that lack their windowed parts, ascending.
+  std::vector<uint64_t> LackingHashes() const;
   // Every block in exactly one state, sums right, references as counted:
   // INTERNAL with the first contradiction. Cheap enough for every test.
   absl::Status CheckInvariants() const;
@@ -264,8 +273,9 @@ class KvPool {
   // Cells of blocks in a state that is neither free nor cached.
   int& Cells(State state);
   void MoveTo(int32_t id, State state);
-  // Takes a free block, evicting until there are cells for it.
-  int32_t Take(State state);
+  // Takes a free block, with its windowed parts or without, evicting until
+  // there are cells for it.
+  int32_t Take(State state, bool whole);
   void Evict();
   // The next to be evicted.
   int32_t Victim() const;
@@ -276,6 +286,10 @@ class KvPool {
   // No longer found by its hash; `evicted`: the tier may keep the content.
   void Forget(int32_t id, bool evicted);
   void NoteChange(const BlockHash& hash, int change);
+  // Whether it is found, but neither here nor in the tier with all parts.
+  bool Lacks(const BlockHash& hash) const;
+  // It may be found with other parts than it was.
+  void NoteParts(const BlockHash& hash);
   BlockRef AddReference(int32_t id, bool whole);
   void DropReference(int32_t id, bool whole);
   void DropHold(int32_t id);
@@ -310,6 +324,8 @@ class KvPool {
   // Net change per short hash since TakeChanges, never zero. At most what
   // was published then and is published now, so it cannot grow on.
   absl::flat_hash_map<uint64_t, int> changes_;
+  // Of NoteParts since then; those in it are found.
+  absl::flat_hash_set<BlockHash> parts_changed_;
   absl::AnyInvocable<void()> wake_;
   KvTier* tier_ = nullptr;
 };

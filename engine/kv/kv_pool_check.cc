@@ -143,7 +143,7 @@ absl::Status KvPool::CheckBlock(int32_t id) const {
       break;
     case State::kReserved:
       right &= block.references == 0 && (block.promised || block.holds > 0) &&
-               !block.published && cells_.whole(id);
+               !block.published;
       break;
     case State::kLive:
       right &=

@@ -103,11 +103,23 @@ class PrefixCache {
     }
     return found;
   }
+  // The longest prefix in the pool, of whole blocks and such that lack their
+  // windowed parts: for whoever needs nothing of those.
+  CachedPrefix FindPartly(absl::Span<const BlockHash> hashes) {
+    return {pool_->Match(hashes, /*whole=*/false), 0};
+  }
   // How many blocks of the pool Restore will take.
   static int Missing(const CachedPrefix& found) {
     return static_cast<int>(
         std::count_if(found.blocks.begin() + found.first, found.blocks.end(),
                       [](const BlockRef& block) { return !block; }));
+  }
+  // What it takes once all of it is there, in whole blocks, rounded up.
+  int Held(const CachedPrefix& found) const {
+    const auto partly = std::count_if(
+        found.blocks.begin() + found.first, found.blocks.end(),
+        [](const BlockRef& block) { return block && !block.whole(); });
+    return pool_->InWhole(found.size() - found.first, static_cast<int>(partly));
   }
   // Brings back what was just found, as `owner`'s. REQUIRES: the pool has as
   // many available as are Missing.

@@ -234,12 +234,17 @@ int RouterCore::CachedTokens(const Request& request,
     }
   }
   const std::vector<uint64_t>& hashes = it->second;
+  const engine::KvWindow window(
+      options_.window, {.full = 1, .windowed = options_.some_see_all ? 1 : 0});
   return block_size *
          engine::LongestPrefix(
-             static_cast<int>(hashes.size()), block_size, options_.window,
+             static_cast<int>(hashes.size()), block_size, window,
              engine::PrefixCache::kNobodyKeeps,
              [&](int i) {
                return worker.cached.contains(hashes[static_cast<size_t>(i)]);
+             },
+             [&](int i) {
+               return !worker.lacking.contains(hashes[static_cast<size_t>(i)]);
              })
              .end;
 }

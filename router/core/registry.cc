@@ -243,12 +243,26 @@ void Registry::OnLoad(Worker* worker, const v1::WorkerLoad& load) {
 }
 
 void Registry::OnCache(Worker* worker, const v1::CacheChange& change) {
-  if (change.reset()) worker->cached.clear();
-  for (uint64_t hash : change.removed()) worker->cached.erase(hash);
-  for (uint64_t hash : change.added()) {
-    // What is not remembered is only not found: a longer prefill, no error.
-    if (worker->cached.size() >= options_.max_cached_hashes) break;
-    worker->cached.insert(hash);
+  if (change.reset()) {
+    worker->cached.clear();
+    worker->lacking.clear();
+  }
+  for (const uint64_t hash : change.removed()) {
+    worker->cached.erase(hash);
+    worker->lacking.erase(hash);
+  }
+  // What is not remembered is only not found: a longer prefill, no error.
+  const auto remember = [&](uint64_t hash) {
+    if (worker->cached.size() < options_.max_cached_hashes) {
+      worker->cached.insert(hash);
+    }
+    return worker->cached.contains(hash);
+  };
+  for (const uint64_t hash : change.added()) {
+    if (remember(hash)) worker->lacking.erase(hash);
+  }
+  for (const uint64_t hash : change.lacking()) {
+    if (remember(hash)) worker->lacking.insert(hash);
   }
 }
 

@@ -48,6 +48,8 @@ struct Worker {
   absl::Time load_heard;
   absl::Time stepped;                    // when a report told of new steps
   absl::flat_hash_set<uint64_t> cached;  // short hashes of its prefix cache
+  // Of those, the ones of which layers with a window have nothing.
+  absl::flat_hash_set<uint64_t> lacking;
   // It refused for lack of room: how many more requests it is offered before
   // it has answered; at 0 none until then.
   std::optional<int> offers;

@@ -248,7 +248,8 @@ absl::StatusOr<std::unique_ptr<ModelText>> ModelText::Load(
   if (chat.ok()) chat_template = *std::move(chat);
   return std::unique_ptr<ModelText>(new ModelText(
       *std::move(tokenizer), *std::move(grammars), std::move(chat_template),
-      ChatFormOf(source), std::move(limits), spec->common_window()));
+      ChatFormOf(source), std::move(limits), spec->window,
+      spec->window > 0 && spec->common_window() == 0));
 }
 
 absl::StatusOr<ModelText::Prompt> ModelText::Encode(

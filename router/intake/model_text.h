@@ -52,8 +52,10 @@ class ModelText final : public TextCodec {
   // The model's own limits; context_length is what its config says, and
   // nothing is offered beyond.
   const ModelLimits& limits() const { return limits_; }
-  // Positions that all of its layers see; 0: some see all.
+  // Positions that layers with a window see, 0 if none has one; and whether
+  // others see all.
   int window() const { return window_; }
+  bool some_see_all() const { return some_see_all_; }
 
   struct Prompt {
     std::vector<int32_t> token_ids;
@@ -94,13 +96,14 @@ class ModelText final : public TextCodec {
  private:
   ModelText(text::Tokenizer tokenizer, text::GrammarVocabulary grammars,
             std::optional<text::ChatTemplate> chat_template, ChatForm chat_form,
-            ModelLimits limits, int window)
+            ModelLimits limits, int window, bool some_see_all)
       : tokenizer_(std::move(tokenizer)),
         grammars_(std::move(grammars)),
         chat_template_(std::move(chat_template)),
         chat_form_(chat_form),
         limits_(std::move(limits)),
-        window_(window) {}
+        window_(window),
+        some_see_all_(some_see_all) {}
 
   const text::Tokenizer tokenizer_;
   const text::GrammarVocabulary grammars_;
@@ -111,6 +114,7 @@ class ModelText final : public TextCodec {
   const ChatForm chat_form_;
   const ModelLimits limits_;
   const int window_;
+  const bool some_see_all_;
 };
 
 }  // namespace tandem::router

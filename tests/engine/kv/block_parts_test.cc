@@ -21,6 +21,7 @@ namespace tandem::engine {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -143,7 +144,8 @@ TEST(BlockPartsTest, AWholeBlockIsFoundInsteadOfOneThatLacksParts) {
   EXPECT_TRUE(pool.HasWhole(PartsHash(0)));
   EXPECT_FALSE(pool.published(blocks[0]));
   const CacheChanges changes = pool.TakeChanges();
-  EXPECT_THAT(changes.added, SizeIs(2));
+  EXPECT_THAT(changes.added, ElementsAre(PartsHash(0).Short()));
+  EXPECT_THAT(changes.lacking, ElementsAre(PartsHash(1).Short()));
   EXPECT_THAT(changes.removed, IsEmpty());
   EXPECT_EQ(pool.Match({PartsHash(0)})[0].id(), taken[0].id());
   blocks.clear();  // the lacking one is free at once
@@ -161,6 +163,125 @@ TEST(BlockPartsTest, AReservationIsOfWholeBlocks) {
   landed[0].LetWindowedGo();  // a scatter into it is under way
   EXPECT_GE(pool.cells().at(landed[0].id(), 2), 0);
   EXPECT_THAT(CellCounts(pool), ElementsAre(1, 0, 1, 0, 1));
+}
+
+// Four blocks where two fit whole, of which only the last one is.
+TEST(BlockPartsTest, OfAReservationTheFirstBlocksMayLackParts) {
+  KvPool pool(2, 16, 1, kParts);
+  EXPECT_EQ(pool.InWhole(4, 3), 2);
+  EXPECT_EQ(pool.InWhole(4, 2), 3);
+  EXPECT_FALSE(pool.Reserve(4, 2).has_value());
+  std::optional<Reservation> reserved = pool.Reserve(4, 3);
+  ASSERT_TRUE(reserved.has_value());
+  EXPECT_THAT(CellCounts(pool), ElementsAre(0, 2, 0, 0, 0));
+  {
+    const BlockHold hold = reserved->Hold(0, 4);
+    EXPECT_TRUE(pool.CheckInvariants().ok()) << pool.CheckInvariants();
+  }
+  std::vector<BlockRef> landed = std::move(*reserved).Commit();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(landed[i].whole(), i == 3) << i;
+  EXPECT_EQ(pool.cells().at(landed[0].id(), 1), -1);
+  EXPECT_GE(pool.cells().at(landed[0].id(), 0), 0);
+  EXPECT_THAT(CellCounts(pool), ElementsAre(0, 0, 2, 0, 0));
+  // They are found, without what they never had.
+  for (int i = 0; i < 4; ++i) pool.Publish(landed[i], PartsHash(i));
+  const CacheChanges changes = pool.TakeChanges();
+  EXPECT_THAT(changes.added, ElementsAre(PartsHash(3).Short()));
+  EXPECT_THAT(changes.lacking, SizeIs(3));
+  EXPECT_EQ(changes.lacking, pool.LackingHashes());
+  EXPECT_THAT(pool.TakeChanges().lacking, IsEmpty());
+  landed.clear();
+  EXPECT_THAT(CellCounts(pool), ElementsAre(0, 0, 0, 2, 2));
+  EXPECT_FALSE(pool.HasWhole(PartsHash(0)));
+  EXPECT_TRUE(pool.HasWhole(PartsHash(3)));
+  EXPECT_THAT(pool.Match({PartsHash(0)}, /*whole=*/false), SizeIs(1));
+  // Given back unused, and evicted for those who need whole ones.
+  reserved = pool.Reserve(6, 6);
+  ASSERT_TRUE(reserved.has_value());
+  reserved.reset();
+  EXPECT_THAT(CellCounts(pool), ElementsAre(2, 0, 0, 0, 2));
+  EXPECT_THAT(pool.Allocate(2), SizeIs(2));
+}
+
+// Whoever reads all changes knows what is there, and what of it lacks parts.
+TEST(BlockPartsTest, ChangesSayWhatLacksParts) {
+  KvPool pool(12, 16, 1, kParts);
+  SeededRandom random(11);
+  std::vector<BlockRef> blocks;
+  std::vector<int> contents;  // of `blocks`; -1: not published
+  std::set<uint64_t> whole;
+  std::set<uint64_t> lacking;
+  const auto below = [&](size_t end) { return random.Below(end); };
+  const auto take = [&](BlockRef block) {
+    blocks.push_back(std::move(block));
+    contents.push_back(-1);
+  };
+  int told_lacking = 0;
+  for (int step = 0; step < 100'000; ++step) {
+    const size_t at = blocks.empty() ? 0 : below(blocks.size());
+    switch (below(8)) {
+      case 0:
+        for (BlockRef& block : pool.Allocate(1)) take(std::move(block));
+        break;
+      case 1: {
+        const int count = 1 + static_cast<int>(below(4));
+        auto reserved = pool.Reserve(count, static_cast<int>(below(count + 1)));
+        if (!reserved.has_value() || below(4) == 0) break;
+        for (BlockRef& block : std::move(*reserved).Commit()) {
+          take(std::move(block));
+        }
+        break;
+      }
+      case 2:
+        if (!blocks.empty() && contents[at] < 0) {
+          contents[at] = static_cast<int>(below(20));
+          pool.Publish(blocks[at], PartsHash(contents[at]));
+        }
+        break;
+      case 3:
+        if (!blocks.empty()) blocks[at].LetWindowedGo();
+        break;
+      case 4: {
+        const int content = static_cast<int>(below(20));
+        for (BlockRef& block :
+             pool.Match({PartsHash(content)}, below(2) == 0)) {
+          take(std::move(block));
+          contents.back() = content;
+        }
+        break;
+      }
+      case 5: {
+        const CacheChanges changes = pool.TakeChanges();
+        for (const uint64_t hash : changes.removed) {
+          EXPECT_EQ(whole.erase(hash) + lacking.erase(hash), 1u);
+        }
+        for (const uint64_t hash : changes.added) {
+          lacking.erase(hash);
+          whole.insert(hash);
+        }
+        for (const uint64_t hash : changes.lacking) {
+          whole.erase(hash);
+          told_lacking += lacking.insert(hash).second;
+        }
+        std::set<uint64_t> all = whole;
+        all.insert(lacking.begin(), lacking.end());
+        ASSERT_THAT(pool.CachedHashes(), ElementsAreArray(all));
+        ASSERT_THAT(pool.LackingHashes(), ElementsAreArray(lacking));
+        break;
+      }
+      default:
+        if (blocks.empty()) break;
+        std::swap(blocks[at], blocks.back());
+        std::swap(contents[at], contents.back());
+        blocks.pop_back();
+        contents.pop_back();
+    }
+    if (step % 64 == 0) {
+      const absl::Status status = pool.CheckInvariants();
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+  EXPECT_GT(told_lacking, 500);
 }
 
 // What the position behind a prefix sees must be there with all parts.

@@ -111,7 +111,7 @@ TEST(StepPlan, FedRowsNameDrawsOfTheStepBefore) {
 TEST(StepPlan, PartsOfBlocksHaveTheirOwnTables) {
   const KvParts parts{.full = 1, .windowed = 2};
   BlockCells cells(4, parts);
-  for (const int32_t block : {3, 1, 0}) cells.Take(block);
+  for (const int32_t block : {3, 1, 0}) cells.Take(block, /*whole=*/true);
   const auto cell = [&](int32_t block, int part) {
     return cells.at(block, part);
   };
@@ -179,7 +179,7 @@ TEST(StepPlan, TheLargestStepsFitWhatWasReserved) {
     }
     const KvParts parts{.full = 1, .windowed = 2};
     BlockCells cells(1, parts);
-    cells.Take(0);
+    cells.Take(0, /*whole=*/true);
     for (const StepBlocks& lie :
          {StepBlocks{.size = 8},
           StepBlocks{.size = 8, .cells = &cells, .window = {11, parts}}}) {

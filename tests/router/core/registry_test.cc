@@ -470,5 +470,48 @@ TEST(RegistryTest, AWindowedPromptIsCachedWhereItsEndIs) {
   }
 }
 
+// Where some layers see all, the beginning is, and may lack what the others
+// had.
+TEST(RegistryTest, APrefixIsCachedWhereItsLastWindowIsWhole) {
+  for (const std::vector<size_t>& lacking :
+       std::vector<std::vector<size_t>>{{}, {0, 1, 2, 6}, {7}, {7, 8}}) {
+    RouterOptions options;
+    options.window = 32;
+    options.some_see_all = true;
+    World w(options);
+    w.Prefill("p0");
+    w.Decode("d0");
+    LeasePipe* const d1 = w.Decode("d1");
+    const std::vector<int32_t> prompt(160, 7);
+    const auto hashes =
+        engine::HashBlocks(engine::RootHash("", 16, "", ""), prompt, 16);
+    v1::RegisterRequest message;
+    for (size_t block = 0; block < 9; ++block) {
+      message.mutable_cache()->add_added(hashes[block].Short());
+    }
+    d1->Say(message);
+    message.mutable_cache()->Clear();
+    for (const size_t block : lacking) {
+      message.mutable_cache()->add_lacking(hashes[block].Short());
+    }
+    d1->Say(message);
+    w.Submit(World::Ask(prompt));
+    // Position 144 sees from block 7 on; of fewer blocks too much is computed.
+    const bool cached = lacking.empty() || lacking.back() < 7;
+    EXPECT_EQ(w.decodes[0].sent[0].open().has_prefill_worker(), !cached);
+    if (cached) {
+      EXPECT_EQ(w.decode_ids[0], "d1");
+    }
+    if (lacking != std::vector<size_t>{7}) continue;
+    // It has it again.
+    message.mutable_cache()->Clear();
+    message.mutable_cache()->add_added(hashes[7].Short());
+    d1->Say(message);
+    w.Submit(World::Ask(prompt));
+    EXPECT_FALSE(w.decodes[1].sent[0].open().has_prefill_worker());
+    EXPECT_EQ(w.decode_ids[1], "d1");
+  }
+}
+
 }  // namespace
 }  // namespace tandem::router
