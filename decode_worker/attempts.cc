@@ -67,24 +67,34 @@ bool DecodeCore::TryGrant(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = Hashes(*call, landing.formats, positions);
   engine::CachedPrefix found = cache_.Find(hashes);
+  const int first_whole = FirstWhole(*call);
+  // Windowed parts come anyway of all that the next position sees.
+  if (options_.engine.window.frees_parts() && found.size() < first_whole) {
+    engine::CachedPrefix partly =
+        cache_.FindPartly(absl::MakeConstSpan(hashes).first(
+            std::min(hashes.size(), static_cast<size_t>(first_whole))));
+    if (partly.size() > found.size()) found = std::move(partly);
+  }
   int cached = found.size() * pool_->block_size();
   // All of it is behind the window, or the pool never has room for what its
   // end sees and for what comes behind it.
+  const auto reserved = [&] { return BlocksFor(positions) - found.size(); };
+  // The windowed parts of the first of those are never seen, nor sent.
+  const auto lacking = [&] { return std::max(0, first_whole - found.size()); };
+  const auto new_blocks = [&] { return pool_->InWhole(reserved(), lacking()); };
   const bool too_much =
-      BlocksFor(positions) - found.first > pool_->counts().total;
+      cache_.Held(found) + new_blocks() > pool_->counts().total;
   if (const int first = FirstBlock(*call); found.size() <= first || too_much) {
     found = {std::vector<engine::BlockRef>(static_cast<size_t>(first)), first};
     cached = 0;
   }
-  const int matched = found.size();
-  const int missing = engine::PrefixCache::Missing(found);
-  const int wanted = BlocksFor(positions) - matched + missing;
   // One block for each running sequence stays: a grant that makes the next
   // step preempt somebody has won nothing.
+  const int wanted = engine::PrefixCache::Missing(found) + new_blocks();
   if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &found, call->cache_owner);
+  landing.reserved = pool_->Reserve(reserved(), lacking());
   landing.matched = std::move(found);
-  landing.reserved = pool_->Reserve(wanted - missing);
   TANDEM_CHECK(landing.reserved.has_value(), "they were available");
   landing.block_table.clear();
   for (const engine::BlockRef& block : landing.matched.blocks) {
@@ -95,8 +105,10 @@ bool DecodeCore::TryGrant(Call* call) {
                              landing.reserved->ids().end());
   const kernels::KvShape& shape = executor_->kv_shape();
   landing.grant.position_begin =
-      std::min(matched * pool_->block_size(), positions);
+      std::min(landing.matched.size() * pool_->block_size(), positions);
   landing.grant.position_end = positions;
+  landing.grant.windowed_begin =
+      std::max(landing.grant.position_begin, first_whole * pool_->block_size());
   landing.grant.head_begin = 0;
   landing.grant.head_end = shape.kv_heads;
   landing.grant.wire = shape.dtype;
@@ -137,15 +149,17 @@ bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = LocalHashes(*call);
   engine::CachedPrefix matched = cache_.Find(hashes);
-  const int missing = engine::PrefixCache::Missing(matched);
-  // What was found is pinned, and part of what the sequence has at once: whole
-  // blocks, but where these let go parts. Beams part behind the first token.
-  const int pinned =
-      options_.engine.window.frees_parts() ? 0 : matched.size() - matched.first;
-  const int at_once = BlocksAtOnce(positions + 1, call->kv_cache) - pinned;
-  const int wanted = std::min(BlocksFor(positions + 1) - matched.size(),
-                              std::max(at_once, 0)) +
-                     std::max(call->beams.width - 1, 0) + missing;
+  // What was found is pinned, or will be, and part of what the sequence has at
+  // once. Beams part behind the first token.
+  const auto beside = [&] {
+    const int rest = BlocksFor(positions + 1) - matched.size();
+    const int at_once = BlocksAtOnce(positions + 1, call->kv_cache);
+    return std::clamp(at_once - cache_.Held(matched), 0, rest) +
+           std::max(call->beams.width - 1, 0);
+  };
+  // What was offloaded comes back with all parts: maybe more than there are.
+  if (cache_.Held(matched) + beside() > pool_->counts().total) matched = {};
+  const int wanted = engine::PrefixCache::Missing(matched) + beside();
   if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &matched, call->cache_owner);
   const int computed = matched.size() * pool_->block_size();
@@ -208,7 +222,12 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
   if (call == nullptr) {
     return absl::FailedPreconditionError("the attempt has ended");
   }
+  Landing& landing = call->landing;
+  landing.offered = true;
+  landing.windowed_apart = offer.windowed_apart();
   const int positions = static_cast<int>(call->history.size());
+  const int wanted = BlocksAtGrant(*call);
+  const int total = pool_->counts().total;
   absl::Status bad;
   if (TANDEM_FAILPOINT("decode.offer", "crash fail stall")) {
     bad = failpoint::Error();
@@ -222,14 +241,17 @@ absl::StatusOr<DecodeCore::Verdict> DecodeCore::OnOffer(
         "offer.adapter is '",
         std::string(Utf8Head(worker::AdapterKey(offer.adapter()), 128)),
         "', the attempt's is '", worker::AdapterKey(call->adapter), "'"));
+  } else if (wanted > total) {
+    // One of an earlier version.
+    bad = absl::FailedPreconditionError(
+        absl::StrCat("the prefill worker brings whole blocks, here ", wanted,
+                     " of ", total, ": one that knows windows brings less"));
   }
   if (!bad.ok()) {
     EndAttempt(call, bad);
     ReportDead(call, bad, /*preempted=*/false, "");
     return bad;
   }
-  Landing& landing = call->landing;
-  landing.offered = true;
   flight::Record(flight::Event::kOffer, {.request = call->request_id,
                                          .m = call->attempt,
                                          .n = offer.positions()});
@@ -287,6 +309,7 @@ void DecodeCore::Digest(const handoff::Attempt& attempt,
   part.layer_end = executor_->kv_shape().num_layers;
   part.head_begin = grant.head_begin;
   part.head_end = grant.head_end;
+  part.windowed_begin = grant.windowed_begin;
   ++copies_;
   executor_->Digest(part, grant.wire, grant.digest_key,
                     [held = std::move(held), done = std::move(done),

@@ -473,8 +473,20 @@ int DecodeCore::FirstBlock(const Call& call) const {
   return call.kv_cache ? engine_.FirstBlock(positions) : 0;
 }
 
+int DecodeCore::FirstWhole(const Call& call) const {
+  const bool parts = options_.engine.window.frees_parts();
+  if (!parts || (call.landing.offered && !call.landing.windowed_apart)) {
+    return FirstBlock(call);
+  }
+  const int positions = static_cast<int>(call.history.size());
+  return call.kv_cache ? engine_.FirstWhole(positions) : 0;
+}
+
 int DecodeCore::BlocksAtGrant(const Call& call) const {
-  return BlocksFor(static_cast<int>(call.history.size())) - FirstBlock(call);
+  const int first = FirstBlock(call);
+  return pool_->InWhole(
+      BlocksFor(static_cast<int>(call.history.size())) - first,
+      FirstWhole(call) - first);
 }
 
 int DecodeCore::ExpectedBlocks(const Call& call) const {
@@ -488,7 +500,8 @@ int DecodeCore::ExpectedBlocks(int history, int width, bool kv_cache) const {
                            options_.engine.max_model_len);
   if (width <= 1) return BlocksAtOnce(end, kv_cache);
   const int shared = history / pool_->block_size();
-  return shared + width * (BlocksFor(end) - shared);
+  return std::min(shared + width * (BlocksFor(end) - shared),
+                  width * BlocksAtOnce(end, kv_cache));
 }
 
 engine::BlockHash DecodeCore::Root(const Call& call,

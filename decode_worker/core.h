@@ -137,7 +137,8 @@ class DecodeCore final : private engine::EngineListener,
     handoff::Grant grant;
     bool offered = false;
     bool granted = false;
-    std::string formats;  // of a mixed pair, else empty
+    bool windowed_apart = false;  // the sender may leave them out
+    std::string formats;          // of a mixed pair, else empty
   };
 
   struct Call;
@@ -175,6 +176,8 @@ class DecodeCore final : private engine::EngineListener,
   // be decoded: from the first one on that is not behind the window.
   int BlocksAtOnce(int positions, bool kv_cache) const;
   int FirstBlock(const Call& call) const;
+  // Likewise, of which it needs all parts.
+  int FirstWhole(const Call& call) const;
   int BlocksAtGrant(const Call& call) const;
   int ExpectedBlocks(const Call& call) const;
   int ExpectedBlocks(int history, int width, bool kv_cache) const;

@@ -11,7 +11,7 @@ absl::Status DecodeCore::CheckInvariants() const {
   const auto wrong = [](const Call& call, const char* what) {
     return absl::InternalError(absl::StrCat("call ", call.id, " ", what));
   };
-  int remote = 0, reserved = 0;
+  int remote = 0, cells = 0;
   for (const auto& [id, call] : calls_) {
     const bool running = call->phase == Phase::kRunning;
     if (running != engine_.contains(id)) {
@@ -29,7 +29,9 @@ absl::Status DecodeCore::CheckInvariants() const {
       return wrong(*call, "holds a grant without an attempt or blocks");
     }
     if (landing.granted) {
-      reserved += static_cast<int>(landing.reserved->ids().size());
+      for (const int32_t block : landing.reserved->ids()) {
+        cells += pool_->cells().held(block);
+      }
     }
     if (call->phase == Phase::kNew) continue;
     const auto by_request = by_request_.find(call->request_key);
@@ -44,6 +46,7 @@ absl::Status DecodeCore::CheckInvariants() const {
         " attempts and ", receiver_.tickets(), " tickets"));
   }
   // Queued scatters may hold more.
+  const int reserved = cells / pool_->cells().parts().count();
   if (reserved > pool_->counts().reserved) {
     return absl::InternalError(absl::StrCat(
         "grants hold ", reserved, " blocks, of ", pool_->counts().reserved));

@@ -31,7 +31,8 @@ handoff::ReceiverOptions MakeReceiverOptions(
   options.ways = context.parts.ways;
   options.kv_dtype = context.parts.kv_dtype;
   options.mixed_numerics = context.flags.mixed_numerics;
-  options.num_layers = shape.num_layers;
+  options.layers = {shape.num_layers,
+                    engine::WindowedLayers(context.parts.model->spec())};
   options.kv_heads = shape.kv_heads;
   options.head_dim = shape.head_dim;
   options.slab_bytes = context.parts.slab_bytes;

@@ -273,8 +273,8 @@ class Engine final : private StepListener {
   // retired or preempted, or the next step is planned. Empty if unknown.
   absl::Span<const int32_t> block_table(SequenceId id) const;
   // References to the blocks of [begin, end), behind empty ones for those
-  // before: pins them beyond Retire. REQUIRES: a sequence here, no beam
-  // search, and it has these.
+  // before, each to what the sequence has of it: pins them beyond Retire.
+  // REQUIRES: a sequence here, no beam search, and it has these.
   std::vector<BlockRef> ShareBlocks(SequenceId id, int begin, int end) const;
   // The sequence's keep_from is `position` now. No-op if unknown.
   void KeepFrom(SequenceId id, int position);
@@ -299,8 +299,9 @@ class Engine final : private StepListener {
     return BlocksAtOnce(options_, pool_->block_size(), positions);
   }
   // The first block that is not wholly behind what all layers see from
-  // `position`.
+  // `position`, and what those with a window see.
   int FirstBlock(int position) const;
+  int FirstWhole(int position) const;
 
   // Blocks that a sequence of `spec` may hold at once, if it grows as long as
   // it may.
@@ -380,8 +381,6 @@ class Engine final : private StepListener {
   int BlocksFor(int64_t positions) const;
   void PublishFullBlocks(Sequence* sequence);
   void FreeBehindWindow(Sequence* sequence);
-  // The first block of which layers with a window see something.
-  int FirstWhole(int position) const;
   void ReturnSpareBlocks(Sequence* sequence);
   void Release(Sequence* sequence);
 

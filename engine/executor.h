@@ -153,6 +153,8 @@ struct KvPart {
   int layer_end = 0;
   int head_begin = 0;
   int head_end = 0;
+  // Where blocks have parts: of windowed ones nothing before this position.
+  int windowed_begin = 0;
 };
 
 // Called on the loop, and calls back there; never inside the call.

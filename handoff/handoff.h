@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -61,10 +62,20 @@ struct SliceRange {
   bool operator==(const SliceRange&) const = default;
 };
 
+// Layers as both ends count them.
+struct WireLayers {
+  int count = 0;
+  // [count], of those that have a window where others see all; else empty.
+  std::vector<bool> windowed = {};
+};
+
 // What the receiver wants, and how.
 struct Grant {
   int position_begin = 0;
   int position_end = 0;
+  // Of layers with a window positions before this are not wanted; elsewhere, or
+  // where it is not past position_begin, it changes nothing.
+  int windowed_begin = 0;
   int head_begin = 0;
   int head_end = 0;
   kernels::DType wire = kernels::DType::kF32;

@@ -251,9 +251,10 @@ void Receiver::Impl::Answer(State* state, v1::HandoffAnswer::Verdict verdict) {
 void Receiver::Impl::Grant(State* state, const struct Grant& wanted) {
   struct Grant grant = wanted;
   if (grant.head_end == 0) grant.head_end = options_.kv_heads;
+  grant.windowed_begin = std::max(grant.position_begin, grant.windowed_begin);
   grant.wire = wire_;
   grant.digest_key = random_->Next();
-  if (grant.position_begin < 0 || grant.position_end < grant.position_begin ||
+  if (grant.position_begin < 0 || grant.position_end < grant.windowed_begin ||
       grant.position_end > state->positions || grant.head_begin < 0 ||
       grant.head_end <= grant.head_begin ||
       grant.head_end > options_.kv_heads ||
@@ -271,6 +272,7 @@ void Receiver::Impl::Grant(State* state, const struct Grant& wanted) {
   state->grant = grant;
   state->answer.set_position_begin(grant.position_begin);
   state->answer.set_position_end(grant.position_end);
+  state->answer.set_windowed_begin(grant.windowed_begin);
   state->answer.set_head_begin(grant.head_begin);
   state->answer.set_head_end(grant.head_end);
   state->answer.set_kv_dtype(std::string(kernels::Name(grant.wire)));
@@ -280,23 +282,18 @@ void Receiver::Impl::Grant(State* state, const struct Grant& wanted) {
 
 // ---- Commit.
 
-int64_t Receiver::Impl::WantedRows(const State& state) const {
-  return int64_t{options_.num_layers} *
-         (state.grant.position_end - state.grant.position_begin);
-}
-
 absl::Status Receiver::Impl::CheckManifest(
     const State& state, const v1::HandoffCommit& commit) const {
-  const int64_t bytes =
-      WantedRows(state) * RowBytes(state.grant, options_.head_dim);
-  if (commit.layers() != options_.num_layers ||
+  const int64_t bytes = WantedRows(state.grant, options_.layers) *
+                        RowBytes(state.grant, options_.head_dim);
+  if (commit.layers() != options_.layers.count ||
       commit.position_begin() != state.grant.position_begin ||
       commit.position_end() != state.grant.position_end ||
       commit.bytes() != bytes) {
     return absl::DataLossError(absl::StrCat(
         "manifest of ", commit.layers(), " layers, positions ",
         commit.position_begin(), "..", commit.position_end(), ", ",
-        commit.bytes(), " bytes; granted were ", options_.num_layers,
+        commit.bytes(), " bytes; granted were ", options_.layers.count,
         " layers, positions ", state.grant.position_begin, "..",
         state.grant.position_end, ", ", bytes, " bytes"));
   }
@@ -340,13 +337,13 @@ void Receiver::Impl::MaybeDigest(State* state) {
   // The link keeps order: what was not announced by now never will be. Slices
   // do not overlap and lie within the grant, so the sums prove the cover.
   if (state->landed_slices != state->commit->slices() ||
-      state->landed_rows != WantedRows(*state)) {
+      state->landed_rows != WantedRows(state->grant, options_.layers)) {
     Fail(state,
          absl::DataLossError(absl::StrCat(
              state->landed_slices, " slices with ", state->landed_rows,
              " (layer, position) rows landed; the manifest says ",
-             state->commit->slices(), " slices, the grant ", WantedRows(*state),
-             " rows")),
+             state->commit->slices(), " slices, the grant ",
+             WantedRows(state->grant, options_.layers), " rows")),
          "", Tell::kAck);
     return;
   }

@@ -33,7 +33,7 @@ struct ReceiverOptions {
   std::string kv_dtype;  // of kWireFormats: wanted on the wire
   bool mixed_numerics = false;
   HostMemory* host_memory = nullptr;  // that scatters read from; may be null
-  int num_layers = 0;
+  WireLayers layers;
   int kv_heads = 0;
   int head_dim = 0;
   int64_t slab_bytes = 1 << 20;

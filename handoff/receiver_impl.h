@@ -162,7 +162,6 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
                              const v1::HandoffCommit& commit) const;
   void MaybeDigest(State* state);
   void OnDigest(Serial serial, kernels::KvDigest digest);
-  int64_t WantedRows(const State& state) const;
   void Progress(State* state);
   void CheckClock(Serial serial);
   // An attempt's failure: counted, and told.

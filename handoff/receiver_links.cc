@@ -256,15 +256,17 @@ absl::Status Receiver::Impl::CheckSlice(const State& state,
         "a slice was announced without a grant, or after its commit");
   }
   if (range.layer_begin < 0 || range.layer_end <= range.layer_begin ||
-      range.layer_end > options_.num_layers ||
+      range.layer_end > options_.layers.count ||
       range.position_begin < grant.position_begin ||
       range.position_end <= range.position_begin ||
-      range.position_end > grant.position_end) {
+      range.position_end > grant.position_end ||
+      !Wants(grant, options_.layers, range)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "slice of layers ", range.layer_begin, "..", range.layer_end,
         ", positions ", range.position_begin, "..", range.position_end,
-        " lies outside ", options_.num_layers, " layers, positions ",
-        grant.position_begin, "..", grant.position_end));
+        " lies outside ", options_.layers.count, " layers, positions ",
+        grant.position_begin, "..", grant.position_end, " (with a window from ",
+        grant.windowed_begin, ")"));
   }
   const int64_t bytes = Rows(range) * RowBytes(grant, options_.head_dim);
   if (ready.bytes() != bytes || bytes > options_.slab_bytes) {

@@ -72,7 +72,7 @@ int Sender::Impl::waiting_positions(const std::string& worker_id) const {
   for (const auto& [serial, state] : states_) {
     if (state->link->worker_id == worker_id) rows += state->waiting_rows;
   }
-  const int64_t layers = std::max(1, options_.num_layers);
+  const int64_t layers = std::max(1, options_.layers.count);
   return static_cast<int>((rows + layers - 1) / layers);
 }
 
@@ -97,6 +97,7 @@ void Sender::Impl::Offer(const Attempt& attempt, const v1::WorkerRef& receiver,
   state->offer.set_expected_prefill_ms(
       absl::ToInt64Milliseconds(expected_prefill));
   if (!adapter.name().empty()) *state->offer.mutable_adapter() = adapter;
+  state->offer.set_windowed_apart(!options_.layers.windowed.empty());
   // Should the link itself fail, this is the way that did.
   for (const std::string& way : options_.hello.ways()) {
     if (std::find(avoid_ways.begin(), avoid_ways.end(), way) ==
@@ -118,7 +119,7 @@ void Sender::Impl::Computed(const Attempt& attempt, const SliceRange& range) {
   if (state == nullptr || state->failing) return;
   state->computed_at = loop_->Now();
   if (Rows(range) <= 0 || range.layer_begin < 0 ||
-      range.layer_end > options_.num_layers || range.position_begin < 0 ||
+      range.layer_end > options_.layers.count || range.position_begin < 0 ||
       range.position_end > state->offer.positions()) {
     FailLater(state,
               absl::InternalError(absl::StrCat(
@@ -237,13 +238,15 @@ void Sender::Impl::OnGranted(State* state, const v1::HandoffAnswer& answer) {
   Grant grant;
   grant.position_begin = answer.position_begin();
   grant.position_end = answer.position_end();
+  grant.windowed_begin =
+      std::max(answer.position_begin(), answer.windowed_begin());
   grant.head_begin = answer.head_begin();
   grant.head_end = answer.head_end();
   grant.wire = wire.value_or(kernels::DType::kF32);
   grant.digest_key = answer.digest_key();
   state->grant = grant;
   if (!wire.has_value() || grant.position_begin < 0 ||
-      grant.position_end < grant.position_begin ||
+      grant.position_end < grant.windowed_begin ||
       grant.position_end > state->offer.positions() || grant.head_begin < 0 ||
       grant.head_end <= grant.head_begin ||
       grant.head_end > options_.kv_heads ||
@@ -252,8 +255,9 @@ void Sender::Impl::OnGranted(State* state, const v1::HandoffAnswer& answer) {
       SlotRows(*state) < 1) {
     const absl::Status status = absl::InternalError(absl::StrCat(
         "the decode worker granted positions ", grant.position_begin, "..",
-        grant.position_end, ", heads ", grant.head_begin, "..", grant.head_end,
-        " as '", answer.kv_dtype(), "', which this worker cannot send"));
+        grant.position_end, " (with a window from ", grant.windowed_begin,
+        "), heads ", grant.head_begin, "..", grant.head_end, " as '",
+        answer.kv_dtype(), "', which this worker cannot send"));
     Withdraw(state, status);
     Fail(state, status, "");
     return;
@@ -286,12 +290,12 @@ int64_t Sender::Impl::SlotRows(const State& state) const {
 }
 
 void Sender::Impl::Enqueue(State* state, const SliceRange& range) {
-  const SliceRange wanted = Clip(range, state->grant);
-  if (Rows(wanted) <= 0) return;
-  state->waiting_rows += Rows(wanted);
-  if (state->cut.empty()) state->link->turns.push_back(state->serial);
-  for (const SliceRange& slice : Cut(wanted, SlotRows(*state))) {
-    state->cut.push_back(slice);
+  for (const SliceRange& wanted : Clip(range, state->grant, options_.layers)) {
+    state->waiting_rows += Rows(wanted);
+    if (state->cut.empty()) state->link->turns.push_back(state->serial);
+    for (const SliceRange& slice : Cut(wanted, SlotRows(*state))) {
+      state->cut.push_back(slice);
+    }
   }
 }
 
@@ -351,9 +355,7 @@ void Sender::Impl::MaybeCommit(State* state) {
       !state->announced.empty() || state->credited > 0) {
     return;
   }
-  const int64_t wanted =
-      int64_t{options_.num_layers} *
-      (state->grant.position_end - state->grant.position_begin);
+  const int64_t wanted = WantedRows(state->grant, options_.layers);
   if (state->sent_rows != wanted) {
     FailLater(state,
               absl::InternalError(absl::StrCat(
@@ -373,7 +375,7 @@ void Sender::Impl::SendCommit(State* state) {
     v1::HandoffCommit* commit = request.mutable_commit();
     ToKey(state->attempt, commit->mutable_key());
     commit->set_slices(state->sent_slices);
-    commit->set_layers(options_.num_layers);
+    commit->set_layers(options_.layers.count);
     commit->set_position_begin(state->grant.position_begin);
     commit->set_position_end(state->grant.position_end);
     commit->set_bytes(state->sent_bytes);

@@ -28,7 +28,7 @@ struct SenderOptions {
   // Without receiver_incarnation, which each link adds. Protocol versions
   // left at 0 are those of handoff.h.
   v1::LinkHello hello;
-  int num_layers = 0;
+  WireLayers layers;
   int kv_heads = 0;
   int head_dim = 0;
   bool whole_heads = false;           // no grant of some of the heads is taken

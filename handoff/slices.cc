@@ -2,6 +2,7 @@
 #include "handoff/slices.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 
 namespace tandem::handoff {
@@ -16,12 +17,46 @@ int64_t RowBytes(const Grant& grant, int head_dim) {
                              head_dim);
 }
 
-SliceRange Clip(const SliceRange& range, const Grant& grant) {
-  SliceRange clipped = range;
-  clipped.position_begin = std::max(range.position_begin, grant.position_begin);
-  clipped.position_end = std::max(
-      clipped.position_begin, std::min(range.position_end, grant.position_end));
-  return clipped;
+int64_t WantedRows(const Grant& grant, const WireLayers& layers) {
+  const auto windowed = std::count(layers.windowed.begin(),
+                                   layers.windowed.end(), /*value=*/true);
+  const int unwanted = std::max(0, grant.windowed_begin - grant.position_begin);
+  return int64_t{layers.count} * (grant.position_end - grant.position_begin) -
+         int64_t{windowed} * unwanted;
+}
+
+std::vector<SliceRange> Clip(const SliceRange& range, const Grant& grant,
+                             const WireLayers& layers) {
+  std::vector<SliceRange> pieces;
+  const int begin = std::max(range.position_begin, grant.position_begin);
+  const int end = std::min(range.position_end, grant.position_end);
+  const int all_from =
+      layers.windowed.empty() ? begin : std::max(begin, grant.windowed_begin);
+  const auto add = [&](int layer_begin, int layer_end, int from, int to) {
+    if (from >= to || layer_begin >= layer_end) return;
+    pieces.push_back({layer_begin, layer_end, from, to});
+  };
+  // Runs of layers that see all, before the others' windows.
+  for (int first = range.layer_begin, layer = first;
+       begin < all_from && layer < range.layer_end; ++layer) {
+    if (layers.windowed[static_cast<size_t>(layer)]) {
+      add(first, layer, begin, std::min(end, all_from));
+      first = layer + 1;
+    } else if (layer + 1 == range.layer_end) {
+      add(first, range.layer_end, begin, std::min(end, all_from));
+    }
+  }
+  add(range.layer_begin, range.layer_end, all_from, end);
+  return pieces;
+}
+
+bool Wants(const Grant& grant, const WireLayers& layers,
+           const SliceRange& range) {
+  int64_t wanted = 0;
+  for (const SliceRange& piece : Clip(range, grant, layers)) {
+    wanted += Rows(piece);
+  }
+  return wanted == Rows(range);
 }
 
 std::vector<SliceRange> Cut(const SliceRange& range, int64_t max_rows) {

@@ -18,8 +18,15 @@ int64_t Rows(const SliceRange& range);
 // Wire bytes of one row: K and V of the granted heads.
 int64_t RowBytes(const Grant& grant, int head_dim);
 
-// The part of `range` whose positions are granted; no rows if none.
-SliceRange Clip(const SliceRange& range, const Grant& grant);
+// All that a grant wants, and whether that is all of `range`.
+int64_t WantedRows(const Grant& grant, const WireLayers& layers);
+bool Wants(const Grant& grant, const WireLayers& layers,
+           const SliceRange& range);
+
+// What a grant wants of `range`, in pieces that do not overlap, of at least a
+// row each.
+std::vector<SliceRange> Clip(const SliceRange& range, const Grant& grant,
+                             const WireLayers& layers);
 
 // Cuts `range` so that no slice has more than `max_rows` rows: by positions,
 // and by layers where one position of all of them is too much. REQUIRES:

@@ -55,8 +55,8 @@ struct PrefillCore::Call final : StreamHandler<v1::PrefillRequest>,
     return open.decode_worker().worker_id();
   }
 
-  // Positions from here on may be wanted by the decode worker: all of them,
-  // until the grant says.
+  // Positions from here on may be wanted by the decode worker, of layers that
+  // let them go: all of them, until the grant says.
   int keep_from = 0;
   int promised_blocks = 0;  // that the engine has not taken yet
   int computed_layers = 0;  // of the chunk in the running step

@@ -138,7 +138,7 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   const int positions =
       open.prompt_token_ids_size() + open.output_token_ids_size();
   // A history that the pool can never hold would wait for ever.
-  if (BlocksFor(positions + 1) > pool_->counts().total) {
+  if (engine_.BlocksAtOnce(positions + 1) > pool_->counts().total) {
     return absl::InvalidArgumentError(
         absl::StrCat("a history of ", positions, " tokens does not fit into ",
                      pool_->counts().total, " blocks"));
@@ -245,6 +245,19 @@ void PrefillCore::Tick(bool judge) {
 
 int PrefillCore::BlocksFor(int positions) const {
   return (positions + pool_->block_size() - 1) / pool_->block_size();
+}
+
+int PrefillCore::BlocksAtOnce(const Call& call) const {
+  const int positions = static_cast<int>(call.history.size());
+  const int all = BlocksFor(positions);
+  const int kept = std::max(
+      0, engine_.FirstWhole(positions) - call.keep_from / pool_->block_size());
+  const int least = std::min(all, engine_.BlocksAtOnce(positions) + kept);
+  // A second chunk may be on its way, if there is room for it.
+  const int ahead = options_.engine.run_ahead
+                        ? BlocksFor(options_.engine.max_num_batched_tokens)
+                        : 0;
+  return std::max(least, std::min({all, least + ahead, pool_->counts().total}));
 }
 
 absl::Duration PrefillCore::WorkOf(int positions) const {

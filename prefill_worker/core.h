@@ -154,6 +154,9 @@ class PrefillCore final : private engine::EngineListener,
   void SendDone(Call* call, const handoff::HandoffTimings& timings);
   void Tick(bool judge);
   int BlocksFor(int positions) const;
+  // That the call's history takes at most while it is computed and handed over:
+  // all until its grant says what is kept of it.
+  int BlocksAtOnce(const Call& call) const;
   // At the measured rate, alone; 0 before there is one.
   absl::Duration WorkOf(int positions) const;
   // Behind what the engine has to compute already.

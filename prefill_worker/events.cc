@@ -31,7 +31,13 @@ void PrefillCore::OnComputed(CallId id, int begin, int end, int layers_done) {
   call->computed_layers = layers_done == layers ? 0 : layers_done;
   const int left =
       BlocksFor(static_cast<int>(call->history.size())) - BlocksFor(end);
-  const int promised = std::min(call->promised_blocks, left);
+  // It has what the chunk's end sees; rounded down.
+  const int first = engine_.FirstBlock(end);
+  const int taken =
+      pool_->InWhole(BlocksFor(end) - first, engine_.FirstWhole(end) - first) -
+      1;
+  const int promised =
+      std::min({call->promised_blocks, left, BlocksAtOnce(*call) - taken});
   promised_blocks_ -= call->promised_blocks - promised;
   call->promised_blocks = promised;
 }
@@ -130,7 +136,9 @@ void PrefillCore::OnAnswer(const handoff::Attempt& attempt, Answer answer,
                     .m = attempt.number,
                     .n = grant.position_end - grant.position_begin});
     call->granted = loop_->Now();
-    call->keep_from = grant.position_begin;
+    call->keep_from = options_.engine.window.frees_parts()
+                          ? grant.windowed_begin
+                          : grant.position_begin;
     engine_.KeepFrom(call->id, call->keep_from);
   }
   if (call->may_compute) ScheduleAdvance();

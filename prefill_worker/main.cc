@@ -108,7 +108,8 @@ class PrefillRole final : public worker::Role {
       hello.add_kv_formats(std::string(format));
     }
     options.sender.on_fault = worker::LogHandoffFault;
-    options.sender.num_layers = shape.num_layers;
+    options.sender.layers = {
+        shape.num_layers, engine::WindowedLayers(context.parts.model->spec())};
     options.sender.kv_heads = shape.kv_heads;
     options.sender.head_dim = shape.head_dim;
     options.sender.whole_heads = shape.other_layers > 0;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
@@ -22,6 +23,14 @@ namespace {
 
 // Without any progress, of those that wait for each other.
 constexpr absl::Duration kCirclePatience = absl::Seconds(2);
+
+absl::Status NeverFits(int blocks, int total) {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "HANDOFF_FAILED",
+      absl::StrCat("the decode worker wants KV of positions behind the window "
+                   "as well, which takes ",
+                   blocks, " blocks here, and there are ", total));
+}
 
 }  // namespace
 
@@ -75,7 +84,12 @@ void PrefillCore::Advance() {
     if (suspect && suspect_computes) continue;
     if (full.contains(call->decode_worker_id())) continue;
     int& blocks = held[call->decode_worker_id()];
-    const int wanted = BlocksFor(static_cast<int>(call->history.size()));
+    const int wanted = BlocksAtOnce(*call);
+    if (wanted > pool_->counts().total) {
+      if (call->granted)
+        Retire(call->id, NeverFits(wanted, pool_->counts().total));
+      continue;  // less may do once it is granted
+    }
     if (blocks > 0 && blocks + wanted > limit) {
       full.insert(call->decode_worker_id());
       continue;
@@ -104,8 +118,7 @@ std::map<std::string, int> PrefillCore::BlocksHeld() const {
   std::map<std::string, int> held;
   for (const auto& [id, call] : calls_) {
     if (call->phase == Phase::kComputing || call->phase == Phase::kSending) {
-      held[call->decode_worker_id()] +=
-          BlocksFor(static_cast<int>(call->history.size()));
+      held[call->decode_worker_id()] += BlocksAtOnce(*call);
     }
   }
   return held;
@@ -207,20 +220,25 @@ bool PrefillCore::TryCompute(Call* call) {
   engine::CachedPrefix matched = cache_.Find(hashes, call->keep_from);
   // All its blocks must fit beside what the others were promised, so that
   // nothing that was computed is ever preempted.
-  const int missing = engine::PrefixCache::Missing(matched);
-  int wanted = BlocksFor(positions) - matched.size() + missing;
+  const auto beside = [&] {
+    return std::clamp(BlocksAtOnce(*call) - cache_.Held(matched), 0,
+                      BlocksFor(positions) - matched.size());
+  };
+  // What was offloaded comes back with all parts: maybe more than there are.
+  if (cache_.Held(matched) + beside() > pool_->counts().total) matched = {};
+  const int promised = beside();
+  const int wanted = engine::PrefixCache::Missing(matched) + promised;
   if (TANDEM_FAILPOINT("prefill.alloc", "crash fail")) return false;
   if (pool_->available() - promised_blocks_ < wanted) return false;
   cache_.Restore(hashes, &matched, call->open.cache_owner());
-  wanted -= missing;
 
   const int cached = matched.size() * pool_->block_size();
   counters_.history_positions += positions;
   counters_.cached_positions += cached;
   call->phase = Phase::kComputing;
   call->started = loop_->Now();
-  call->promised_blocks = wanted;
-  promised_blocks_ += wanted;
+  call->promised_blocks = promised;
+  promised_blocks_ += promised;
 
   engine::SequenceSpec spec;
   spec.history = call->history;

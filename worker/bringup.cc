@@ -522,15 +522,12 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
       MeasureGpu(executor, *parts.model, reserved_bytes, *parts.backend);
   if (!gpu.ok()) return gpu.status();
   const bool with_cache = flags.kv_cache == "on";
-  // Without a cache a step computes all positions anew, and needs all blocks;
-  // and a prefill worker's prompt may wait as a whole for its grant.
+  // Without a cache a step computes all positions anew, and needs all blocks.
   HostMemory host = MeasureHost();
   host.used_bytes += static_cast<int64_t>(flags.kv_offload_bytes);
   absl::StatusOr<KvPlan> plan = PlanKv(
       flags, *spec, kv_dtype, *gpu,
-      with_cache && role == v1::WORKER_ROLE_DECODE ? engine::WindowOf(*spec)
-                                                   : engine::KvWindow(),
-      draft, host);
+      with_cache ? engine::WindowOf(*spec) : engine::KvWindow(), draft, host);
   if (!plan.ok()) return plan.status();
   parts.clock.End("weights");
 

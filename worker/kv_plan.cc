@@ -52,6 +52,18 @@ std::string Advice(const WorkerFlags& flags, bool gpu, int64_t wanted_bytes,
   return advice;
 }
 
+// The most positions, up to `most`, of which there is room; 0: of none. More of
+// them never need less.
+template <typename Fits>
+int LongestOf(int most, const Fits& fits) {
+  int longest = 0;
+  for (int too_many = most + 1; too_many - longest > 1;) {
+    const int middle = longest + (too_many - longest) / 2;
+    (fits(middle) ? longest : too_many) = middle;
+  }
+  return longest;
+}
+
 absl::Status CheckHost(const HostMemory& host, int64_t cache_bytes) {
   if (cache_bytes <= Left(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -113,11 +125,10 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     return flags.block_size *
            engine::Engine::BlocksAtOnce(options, flags.block_size, positions);
   };
-  // A handoff brings whole blocks, of all that layers see.
-  const int needed =
-      window.frees_blocks()
-          ? std::min(plan.max_model_len, at_once(plan.max_model_len))
-          : plan.max_model_len;
+  const auto needed_for = [&](int positions) {
+    return window.positions > 0 ? at_once(positions) : positions;
+  };
+  const int needed = needed_for(plan.max_model_len);
   // Numbers of positions and cells are ints.
   const int most_blocks = static_cast<int>(
       INT_MAX / (flags.block_size * int64_t{layers.parts.count()}));
@@ -145,14 +156,17 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
   }
   const int64_t fits = int64_t{plan.num_blocks} * flags.block_size;
   if (fits < needed) {
-    if (flags.max_model_len > 0 || fits < flags.block_size) {
+    const int longest = LongestOf(plan.max_model_len, [&](int positions) {
+      return needed_for(positions) <= fits;
+    });
+    if (flags.max_model_len > 0 || longest < flags.block_size) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the KV cache holds ", fits, " tokens, less than one sequence of ",
           plan.max_model_len, ": ",
           Advice(flags, gpu.has_value(), position_bytes * needed + draft_bytes,
-                 fits)));
+                 longest)));
     }
-    plan.max_model_len = static_cast<int>(fits);
+    plan.max_model_len = longest;
   }
   return plan;
 }

@@ -118,6 +118,10 @@ void DeviceExecutor::ForRuns(const KvPart& part, DType wire, Transfer* transfer,
     range.layer_begin = run.first.layer;
     range.layer_end = run.first.layer + (run.end - run.begin);
     range.layer_shift = run.begin - run.first.layer;
+    if (blocks_.windowed(run.first.part)) {
+      range.position_begin = std::clamp(part.windowed_begin,
+                                        part.position_begin, part.position_end);
+    }
     const int64_t bytes = range.bytes(wire, shape_.head_dim);
     if (run.first.other) range.head_end = shape_.other_kv_heads;
     move(run.first.other ? cache_->other() : *cache_, range, begin,

@@ -116,4 +116,8 @@ KvWindow WindowOf(const ModelSpec& spec) {
   return parts.windowed > 0 ? KvWindow(spec.window, parts) : KvWindow();
 }
 
+std::vector<bool> WindowedLayers(const ModelSpec& spec) {
+  return WindowOf(spec).frees_parts() ? spec.windowed : std::vector<bool>();
+}
+
 }  // namespace tandem::engine

@@ -355,7 +355,12 @@ bool FakeExecutor::CheckPart(const KvPart& part, kernels::DType wire) {
 template <typename Visit>
 void FakeExecutor::ForEachRow(const KvPart& part, Visit visit) {
   for (int layer = part.layer_begin; layer < part.layer_end; ++layer) {
-    for (int p = part.position_begin; p < part.position_end; ++p) {
+    const bool windowed =
+        options_.cells != nullptr && layer >= options_.cells->parts().full;
+    const int begin = windowed
+                          ? std::max(part.position_begin, part.windowed_begin)
+                          : part.position_begin;
+    for (int p = begin; p < part.position_end; ++p) {
       visit(WordAt(part.block_table, p, layer), layer, p);
     }
   }

@@ -108,6 +108,130 @@ TEST(DecodeAttemptsTest, ACachedPrefixFitsIntoTheSmallestPoolOfAWindow) {
   }
 }
 
+// The same where the first layer sees all: both pools hold less than the
+// longest prompt as a whole, and a prefill worker begins that once it is
+// granted.
+TEST(DecodeAttemptsTest, WithWindowsInSomeLayersAPoolHoldsLessThanAPrompt) {
+  for (const int window : {16, 40, 64}) {
+    for (const bool split : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(window, split ? ", split" : ", local"));
+      Rig rig(1, window, /*full_layers=*/1);
+      engine::EngineOptions engine;
+      engine.max_num_batched_tokens = 32;
+      engine.window = simulation::WindowOf(rig.model);
+      const int blocks =
+          engine::Engine::BlocksAtOnce(engine, 16, simulation::kMaxModelLen);
+      ASSERT_LT(blocks, 220 / 16);
+      DecodeMachine* const decode =
+          rig.AddDecode("decode", {.num_blocks = blocks},
+                        [](decode_worker::DecodeOptions* options) {
+                          options->engine.max_num_batched_tokens = 32;
+                        });
+      PrefillMachine* const prefill =
+          rig.AddPrefill("prefill", {.num_blocks = blocks},
+                         [](prefill_worker::PrefillOptions* options) {
+                           options->engine.max_num_batched_tokens = 32;
+                         });
+      for (const int prompt : {100, 112, 128, 150, 200, 220, 240, 90}) {
+        Job job{.prompt = Prompt(prompt), .max_tokens = 8};
+        Request* const request =
+            split ? rig.Split(job, decode, prefill) : rig.Local(job, decode);
+        rig.RunUntilEnded();
+        request->ExpectAllRight();
+      }
+      rig.ExpectNothingLeft();
+    }
+  }
+}
+
+// One layer of all positions, three of those that the next one sees: from the
+// beginning of a block on.
+TEST(DecodeAttemptsTest, OfWindowedLayersWhatIsSeenIsHandedOver) {
+  const struct {
+    int prompt;
+    int cached;
+    int windowed_begin;
+  } cases[] = {{200, 0, 160},    // of position 200 on, which sees 161 and on
+               {30, 0, 0},       // less than the window
+               {230, 176, 176},  // a longer one
+               {230, 0, 176}};
+  Rig rig(1, 40, /*full_layers=*/1);
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  int seed = 0;
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.prompt, " of which ", c.cached));
+    if (c.cached == 0) ++seed;
+    const int of = c.cached > 0 ? 1 : seed;
+    Request* const request =
+        rig.Split({.prompt = Prompt(c.prompt, of)}, decode, prefill);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    EXPECT_EQ(request->done->handoff_bytes(),
+              8 * ((c.prompt - c.cached) + 3 * (c.prompt - c.windowed_begin)));
+    EXPECT_EQ(request->finished->cached_tokens(), c.cached);
+  }
+  rig.ExpectNothingLeft();
+}
+
+// What came without its windowed parts is a prefix for whoever sees none of
+// them: the rest of a longer prompt that begins alike, if that is longer than
+// the window.
+TEST(DecodeAttemptsTest, AHeadWithoutItsWindowsIsNotSentAgain) {
+  Rig rig(1, 40, /*full_layers=*/1);
+  DecodeMachine* const decode = rig.AddDecode();
+  PrefillMachine* const prefill = rig.AddPrefill();
+  const auto prompt = [](int own) {
+    std::vector<int32_t> ids = Prompt(112);
+    for (const int32_t id : Prompt(own, own)) ids.push_back(id);
+    return ids;
+  };
+  int begin = 0;  // of what is sent of the first layer
+  for (const int own : {100, 84, 20}) {
+    Request* const request =
+        rig.Split({.prompt = prompt(own)}, decode, prefill);
+    rig.RunUntilEnded();
+    request->ExpectAllRight();
+    const int seen = (112 + own - 39) / 16 * 16;
+    EXPECT_EQ(
+        request->done->handoff_bytes(),
+        8 * ((112 + own - std::min(begin, seen)) + 3 * (112 + own - seen)))
+        << own;
+    EXPECT_EQ(request->finished->cached_tokens(), std::min(begin, seen));
+    begin = 112;
+  }
+  rig.ExpectNothingLeft();
+}
+
+// One of an earlier version, which sends whole blocks alone.
+TEST(DecodeAttemptsTest, ASenderThatKnowsNoWindowsSendsAllOrIsRefused) {
+  for (const int blocks : {16, 12}) {
+    Rig rig(1, 40, /*full_layers=*/1);
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.num_blocks = blocks});
+    PrefillMachine* const prefill = rig.AddPrefill(
+        "prefill", {}, [](prefill_worker::PrefillOptions* options) {
+          options->sender.layers.windowed.clear();
+        });
+    Request* const request =
+        rig.Split({.prompt = Prompt(200)}, decode, prefill);
+    if (blocks == 16) {
+      rig.RunUntilEnded();
+      request->ExpectAllRight();
+      EXPECT_EQ(request->done->handoff_bytes(), 200 * kBytesPerPosition);
+    } else {
+      rig.RunUntil([&] { return !request->dead.empty(); });
+      EXPECT_EQ(request->dead[0].code(),
+                static_cast<int>(StatusCode::kFailedPrecondition));
+      EXPECT_THAT(request->dead[0].message(),
+                  testing::HasSubstr("brings whole blocks, here 13 of 12"));
+      request->DropDecode();
+      rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+    }
+    rig.ExpectNothingLeft();
+  }
+}
+
 TEST(DecodeAttemptsTest, WhatTheDecodeWorkerHasCachedIsNotSent) {
   const struct {
     const char* why;

@@ -282,6 +282,18 @@ TEST_P(MixedWindowTest, MovesTheSameBytes) {
       EXPECT_EQ(parted.Digest(part(here), wire), digest);
     }
   }
+  // Of layers with a window from a later position on.
+  KvPart seen = WholePart(here, shape, 5, 60);
+  seen.windowed_begin = 24;
+  KvDigest sum;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    KvPart one_layer =
+        WholePart(there, shape, parted.spec().is_windowed(layer) ? 24 : 5, 60);
+    one_layer.layer_begin = layer;
+    one_layer.layer_end = layer + 1;
+    sum += plain.Digest(one_layer, wire);
+  }
+  EXPECT_EQ(parted.Digest(seen, wire), sum);
   // All of it lands elsewhere, and goes on as it does where it was computed.
   plain.Gather(WholePart(there, shape, 0, 60), wire, expected.data());
   parted.Scatter(WholePart(landed, shape, 0, 60), wire, expected.data());

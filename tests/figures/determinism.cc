@@ -165,7 +165,7 @@ struct Worker {
     options.max_preemptions = 1 << 20;
     options.lease = options.stall_limit = absl::Hours(24);
     const kernels::KvShape& shape = executor->kv_shape();
-    options.receiver.num_layers = shape.num_layers;
+    options.receiver.layers.count = shape.num_layers;
     options.receiver.kv_heads = shape.kv_heads;
     options.receiver.head_dim = shape.head_dim;
     options.receiver.kv_dtype = "f32";

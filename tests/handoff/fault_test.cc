@@ -575,7 +575,7 @@ TEST(HandoffFault, APeerThatDoesNotReadHoldsUpNoOtherReceiverOfASender) {
   (*sender_options.hello.mutable_fingerprint())["numerics"] = "cpu-1";
   sender_options.hello.add_ways("grpc");
   sender_options.hello.set_kv_dtype("f32");
-  sender_options.num_layers = 4;
+  sender_options.layers.count = 4;
   sender_options.kv_heads = 2;
   sender_options.head_dim = 8;
   sender_options.staging_bytes = 4 * 512;

@@ -208,6 +208,7 @@ class Peer {
       default:
         Grant(input_.Below(8));
         world_.decode.cached = input_.Below(3);
+        world_.decode.windowed_begin = 2 * world_.decode.cached;
         world_.decode.verdict =
             static_cast<ReceiverDelegate::Verdict>(input_.Below(3));
         if (world_.decode.scattering.hold) {
@@ -233,36 +234,33 @@ class Peer {
     commit.set_layers(world_.setting.shape.layers);
     if (grants_.contains(attempt.number)) {
       const v1::HandoffAnswer& answer = grants_[attempt.number];
-      handoff::Grant grant;
-      grant.position_begin = answer.position_begin();
-      grant.position_end = answer.position_end();
+      handoff::Grant grant = Granted(answer);
       grant.head_end = answer.head_end();
       grant.digest_key = answer.digest_key();
-      const kernels::KvDigest digest = world_.decode.kv(attempt)->Digest(
-          {0, world_.setting.shape.layers, grant.position_begin,
-           grant.position_end},
-          grant);
+      const kernels::KvDigest digest = world_.decode.DigestOf(attempt, grant);
       commit.set_position_begin(answer.position_begin());
       commit.set_position_end(answer.position_end());
-      commit.set_bytes(WantedRows(answer) * kRowBytes);
+      commit.set_bytes(WantedRows(grant, world_.options.layers) * kRowBytes);
       commit.set_digest_low(digest.low);
       commit.set_digest_high(digest.high);
     }
     Say(std::move(out));
   }
 
-  int64_t WantedRows(const v1::HandoffAnswer& answer) const {
-    return int64_t{world_.setting.shape.layers} *
-           (answer.position_end() - answer.position_begin());
+  static handoff::Grant Granted(const v1::HandoffAnswer& answer) {
+    return {.position_begin = answer.position_begin(),
+            .position_end = answer.position_end(),
+            .windowed_begin = answer.windowed_begin()};
   }
 
   void Check() {
     TANDEM_FUZZ_REQUIRE(world_.receiver->CheckInvariants().ok());
     for (const auto& [number, seen] : world_.decode.seen) {
       if (seen.committed == 0) continue;
-      TANDEM_FUZZ_REQUIRE(grants_.contains(number) &&
-                          landed_[number].rows() ==
-                              WantedRows(grants_[number]));
+      TANDEM_FUZZ_REQUIRE(
+          grants_.contains(number) &&
+          landed_[number].rows() ==
+              WantedRows(Granted(grants_[number]), world_.options.layers));
     }
   }
 
@@ -287,7 +285,9 @@ TANDEM_FUZZ_TARGET(fuzz_link)(const uint8_t* data, size_t size) {
       testing;  // NOLINT(google-build-using-namespace)
   // What the world's delegates expect is a promise, too.
   ::testing::GTEST_FLAG(break_on_failure) = true;
-  World world(Setting{});
+  Setting setting;
+  setting.shape.windows = {false, true, true, false};
+  World world(setting);
   Peer(&world, {data, size}).Run();
   return 0;
 }

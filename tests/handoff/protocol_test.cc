@@ -70,6 +70,56 @@ TEST(Handoff, OnlyWhatIsGrantedIsSent) {
   EXPECT_TRUE(world.SameKv(attempt, 24));
 }
 
+// Layers with a window from where they see on; the rest as a whole.
+TEST(Handoff, OfWindowedLayersOnlyWhatIsSeenIsSent) {
+  for (const auto& [cached, windowed_begin, rows] :
+       {std::tuple{0, 32, 2 * 45 + 3 * 13}, std::tuple{16, 32, 2 * 29 + 3 * 13},
+        std::tuple{32, 16, 5 * 13}, std::tuple{0, 45, 2 * 45},
+        std::tuple{0, 0, 5 * 45}}) {
+    SCOPED_TRACE(absl::StrCat(cached, ", ", windowed_begin));
+    Setting setting;
+    setting.shape.layers = 5;
+    setting.shape.windows = {true, true, false, true, false};
+    setting.receiver_block = 8;
+    World world(setting);
+    world.decode.cached = cached;
+    world.decode.windowed_begin = windowed_begin;
+    std::vector<SliceRange> gathered;
+    world.prefill().side.on_gather = [&](const Attempt&,
+                                         const SliceRange& range) {
+      gathered.push_back(range);
+    };
+    const Attempt attempt = world.Run(1, 45);
+    world.loop.RunFor(absl::Seconds(2));
+    const auto& sent = world.prefill().side.seen[1];
+    EXPECT_EQ(sent.acknowledged, 1) << Text(sent.status);
+    EXPECT_EQ(sent.timings.bytes, rows * 2 * 2 * 8 * 4);
+    EXPECT_TRUE(world.SameKv(attempt, 45));
+    for (const SliceRange& range : gathered) {
+      for (int l = range.layer_begin; l < range.layer_end; ++l) {
+        EXPECT_TRUE(!setting.shape.windowed(l) ||
+                    range.position_begin >= windowed_begin);
+      }
+    }
+    world.ExpectBaseline();
+  }
+}
+
+// An answer of no use ends the attempt, whoever made it up.
+TEST(Handoff, AWindowThatBeginsBehindTheEndIsRefused) {
+  Setting setting;
+  setting.shape.windows = {true, true, false, true};
+  World world(setting);
+  world.decode.windowed_begin = 46;
+  world.Run(1, 45);
+  world.loop.RunFor(absl::Seconds(2));
+  EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
+  EXPECT_EQ(world.decode.seen[1].failed, 1);
+  EXPECT_THAT(Text(world.decode.seen[1].status),
+              HasSubstr("does not fit an offer of 45 positions"));
+  world.ExpectBaseline();
+}
+
 TEST(Handoff, SomeHeadsAreSentUnlessOnlyAllCanBe) {
   for (const bool whole : {false, true}) {
     Setting setting;

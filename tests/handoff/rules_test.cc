@@ -89,9 +89,9 @@ class HandWritten final : public StreamHandler<v1::LinkResponse> {
     v1::HandoffCommit* commit = request.mutable_commit();
     ToKey(attempt, commit->mutable_key());
     commit->set_slices(slices);
-    commit->set_layers(world_->options.num_layers);
+    commit->set_layers(world_->options.layers.count);
     commit->set_position_end(positions);
-    commit->set_bytes(int64_t{world_->options.num_layers} * positions *
+    commit->set_bytes(int64_t{world_->options.layers.count} * positions *
                       kRowBytes);
     Send(std::move(request));
   }
@@ -134,6 +134,33 @@ TEST_F(Rules, ASliceIsNoLargerThanItsSlab) {
   EXPECT_TRUE(sender.last().has_dead());
   EXPECT_EQ(world.receiver->counters().slices_refused, 1);
   EXPECT_EQ(world.receiver->slabs().free, world.receiver->slabs().total);
+}
+
+// Their blocks have no room for it.
+TEST(WindowRules, ASliceOfWhatNoWindowSeesIsRefused) {
+  Setting setting;
+  setting.shape.windows = {false, true, true, false};
+  World world(setting);
+  world.decode.windowed_begin = 8;
+  for (const auto& [n, range, taken] :
+       std::vector<std::tuple<int, SliceRange, bool>>{
+           {1, {0, 1, 0, 4}, true},
+           {2, {1, 2, 8, 12}, true},
+           {3, {0, 4, 8, 9}, true},
+           {4, {1, 2, 7, 9}, false},
+           {5, {0, 2, 7, 8}, false},
+           {6, {2, 4, 0, 1}, false}}) {
+    HandWritten sender(&world, Ref("hand"));
+    const Attempt attempt = MakeAttempt(n);
+    sender.Offer(attempt,
+                 world.receiver->IssueTicket(attempt, Ref("hand"), 16,
+                                             absl::Seconds(60)),
+                 16);
+    ASSERT_EQ(sender.last().answer().windowed_begin(), 8);
+    sender.Announce(attempt, 0, range);
+    EXPECT_EQ(sender.last().has_credit(), taken) << n;
+    EXPECT_EQ(world.decode.seen[static_cast<uint32_t>(n)].failed, !taken) << n;
+  }
 }
 
 TEST_F(Rules, NoSliceComesAfterItsCommit) {

@@ -69,7 +69,7 @@ struct RealDecode {
     options.fingerprint = {{"weights", "w1"}};
     options.host_id = "host";
     options.kv_dtype = "f32";
-    options.num_layers = shape.layers;
+    options.layers.count = shape.layers;
     options.kv_heads = shape.kv_heads;
     options.head_dim = shape.head_dim;
     options.slab_bytes = slab_bytes;
@@ -130,7 +130,7 @@ struct RealPrefill {
     options.hello.add_ways("shm");
     options.hello.add_ways("grpc");
     options.hello.set_kv_dtype("f32");
-    options.num_layers = shape.layers;
+    options.layers.count = shape.layers;
     options.kv_heads = shape.kv_heads;
     options.head_dim = shape.head_dim;
     options.slab_bytes = slab_bytes;
@@ -168,7 +168,7 @@ struct RealPrefill {
       side.Fill(attempt, positions, n);
       sender->Offer(attempt, decode->options.self, ticket, positions, 0,
                     absl::Seconds(1), avoid);
-      for (int l = 0; l < decode->options.num_layers; ++l) {
+      for (int l = 0; l < decode->options.layers.count; ++l) {
         sender->Computed(attempt, {l, l + 1, 0, positions});
       }
       FirstToken first;
@@ -655,7 +655,7 @@ TEST(Shm, ThroughputBesideMemcpy) {
     options.hello.add_ways("shm");
     options.hello.add_ways("grpc");
     options.hello.set_kv_dtype("f32");
-    options.num_layers = 8;
+    options.layers.count = 8;
     options.kv_heads = 8;
     options.head_dim = 128;
     sender = std::make_unique<Sender>(

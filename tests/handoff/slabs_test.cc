@@ -147,6 +147,50 @@ TEST(Slices, CutsCoverTheRangeOnceAndFit) {
   }
 }
 
+// Row by row: each that is wanted is in one piece, and no other in any.
+TEST(Slices, PiecesOfARangeAreWhatAGrantWantsOfIt) {
+  SeededRandom random(7);
+  const auto below = [&](int end) {
+    return static_cast<int>(random.Below(static_cast<uint64_t>(end)));
+  };
+  for (int round = 0; round < 2000; ++round) {
+    WireLayers layers{.count = 1 + below(6)};
+    for (int l = 0; round % 4 != 0 && l < layers.count; ++l) {
+      layers.windowed.push_back(below(2) == 0);
+    }
+    const int end = 1 + below(12);
+    Grant grant{.position_begin = below(end), .position_end = end};
+    grant.windowed_begin =
+        grant.position_begin + below(end - grant.position_begin + 1);
+    const SliceRange range{below(layers.count), layers.count, below(end), end};
+    Coverage coverage;
+    for (const SliceRange& piece : Clip(range, grant, layers)) {
+      EXPECT_GT(Rows(piece), 0);
+      EXPECT_TRUE(coverage.Add(piece));
+      EXPECT_TRUE(Wants(grant, layers, piece));
+    }
+    int64_t all = 0;
+    int64_t of_range = 0;
+    for (int l = 0; l < layers.count; ++l) {
+      for (int p = 0; p < end; ++p) {
+        const bool windowed =
+            !layers.windowed.empty() && layers.windowed[static_cast<size_t>(l)];
+        const bool wanted =
+            p >= (windowed ? grant.windowed_begin : grant.position_begin);
+        const bool inside = l >= range.layer_begin && p >= range.position_begin;
+        all += wanted;
+        of_range += wanted && inside;
+        // What is in a piece cannot be added again.
+        EXPECT_EQ(Coverage(coverage).Add({l, l + 1, p, p + 1}),
+                  !(wanted && inside));
+      }
+    }
+    EXPECT_EQ(coverage.rows(), of_range);
+    EXPECT_EQ(WantedRows(grant, layers), all);
+    EXPECT_EQ(Wants(grant, layers, range), of_range == Rows(range));
+  }
+}
+
 TEST(Slices, CoverageRefusesEveryOverlap) {
   Coverage coverage;
   EXPECT_TRUE(coverage.Add({0, 2, 4, 8}));

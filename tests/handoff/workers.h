@@ -28,6 +28,11 @@ struct Shape {
   int layers = 4;
   int kv_heads = 2;
   int head_dim = 8;
+  std::vector<bool> windows = {};  // [layers], or none has one
+
+  bool windowed(int layer) const {
+    return !windows.empty() && windows[static_cast<size_t>(layer)];
+  }
 };
 
 // KV of one history in blocks of `block_size` positions. Elements are small
@@ -297,6 +302,7 @@ class DecodeSide final : public ReceiverDelegate {
     grant.position_begin = cached;
     grant.position_end = positions;
     grant.head_end = heads;
+    grant.windowed_begin = windowed_begin;
     return grant;
   }
   void Scatter(const Attempt& attempt, const SliceRange& range,
@@ -320,10 +326,8 @@ class DecodeSide final : public ReceiverDelegate {
   }
   void Digest(const Attempt& attempt, const Grant& grant,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override {
-    FakeKv* kv = kv_.at(attempt.number).get();
     digesting.Run([=, this, done = digesting.Home(std::move(done))]() mutable {
-      done(kv->Digest(
-          {0, shape_.layers, grant.position_begin, grant.position_end}, grant));
+      done(DigestOf(attempt, grant));
     });
   }
   absl::Status OnCommit(const Attempt& attempt,
@@ -349,7 +353,8 @@ class DecodeSide final : public ReceiverDelegate {
   int scatters = 0;
   const Pinned* pinned = nullptr;  // what scatters must read
   int cached = 0;
-  int heads = 0;  // that are wanted; 0: all
+  int windowed_begin = 0;  // wanted from there of layers with a window
+  int heads = 0;           // that are wanted; 0: all
   Verdict verdict = Verdict::kGranted;
   absl::Status refuse;
   absl::Status commit_status;
@@ -357,6 +362,16 @@ class DecodeSide final : public ReceiverDelegate {
   std::map<uint32_t, Seen> seen;
   std::function<void(const Attempt&, const SliceRange&)> on_scatter;
   FakeKv* kv(const Attempt& attempt) { return kv_.at(attempt.number).get(); }
+  // Of all that is granted.
+  kernels::KvDigest DigestOf(const Attempt& attempt, const Grant& grant) {
+    kernels::KvDigest sum;
+    for (int l = 0; l < shape_.layers; ++l) {
+      const int begin =
+          shape_.windowed(l) ? grant.windowed_begin : grant.position_begin;
+      sum += kv(attempt)->Digest({l, l + 1, begin, grant.position_end}, grant);
+    }
+    return sum;
+  }
 
  private:
   const Shape shape_;

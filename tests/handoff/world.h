@@ -4,6 +4,7 @@
 #ifndef TANDEM_TESTS_HANDOFF_WORLD_H_
 #define TANDEM_TESTS_HANDOFF_WORLD_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,7 +64,7 @@ struct World {
     if (s.way != "grpc") options.ways.push_back("grpc");
     options.kv_dtype = s.receiver_dtype;
     options.mixed_numerics = s.mixed;
-    options.num_layers = s.shape.layers;
+    options.layers = {s.shape.layers, s.shape.windows};
     options.kv_heads = s.shape.kv_heads;
     options.head_dim = s.shape.head_dim;
     options.slab_bytes = s.slab_bytes;
@@ -128,7 +129,8 @@ struct World {
     Grant all;
     all.head_end = setting.shape.kv_heads;
     for (int l = 0; l < setting.shape.layers; ++l) {
-      for (int p = decode.cached; p < positions; ++p) {
+      const int begin = setting.shape.windowed(l) ? decode.windowed_begin : 0;
+      for (int p = std::max(begin, decode.cached); p < positions; ++p) {
         if (from->side.kv(attempt)->Wire(l, p, all) !=
             decode.kv(attempt)->Wire(l, p, all)) {
           return false;
@@ -175,7 +177,7 @@ inline Prefill::Prefill(World* world, const Setting& setting,
   if (setting.way != "grpc") options.hello.add_ways("grpc");
   options.hello.set_kv_dtype(setting.sender_dtype);
   options.hello.set_mixed_numerics(setting.mixed);
-  options.num_layers = setting.shape.layers;
+  options.layers = {setting.shape.layers, setting.shape.windows};
   options.kv_heads = setting.shape.kv_heads;
   options.head_dim = setting.shape.head_dim;
   options.whole_heads = setting.whole_heads;

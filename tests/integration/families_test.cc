@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/engine.h"
+#include "engine/model/layer_parts.h"
 #include "nlohmann/json.hpp"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/mxfp4_maker.h"
@@ -42,13 +44,14 @@ constexpr int kChunk = 48;
 
 // Workers of a checkpoint: in chunks, in f32, of the positions that it is
 // served for.
-ClusterOptions Workers(const engine::TempDir& model, int positions) {
+ClusterOptions Workers(const engine::TempDir& model, int positions,
+                       int blocks = 64) {
   model.Write("tokenizer.json", kTokenizer);
-  return {
-      .model_dir = model.path(),
-      .worker_arguments = {"--max-num-batched-tokens", absl::StrCat(kChunk),
-                           "--kv-cache-dtype", "f32", "--num-kv-blocks", "64",
-                           "--max-model-len", absl::StrCat(positions)}};
+  return {.model_dir = model.path(),
+          .worker_arguments = {"--max-num-batched-tokens", absl::StrCat(kChunk),
+                               "--kv-cache-dtype", "f32", "--num-kv-blocks",
+                               absl::StrCat(blocks), "--max-model-len",
+                               absl::StrCat(positions)}};
 }
 
 v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int max_tokens,
@@ -156,6 +159,58 @@ TEST_P(QuantisedTest, ItsTokensAreThoseOfTheEngineAlone) {
 INSTANTIATE_TEST_SUITE_P(Cluster, QuantisedTest,
                          testing::Values("gptq_act_order", "awq", "packed_int4",
                                          "int8", "fp8", "fp8_blocks", "mxfp4"),
+                         [](const auto& test) { return test.param; });
+
+// Pools of both workers that hold what a sequence has at once, where some
+// layers see all: less than its prompt as a whole, of which not all is handed
+// over.
+class SmallPoolTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(SmallPoolTest, APromptIsServedThatDoesNotFitAsAWhole) {
+  const json spec = engine::LoadCases()[GetParam()];
+  constexpr int kPositions = 512, kSteps = 12;
+  constexpr int kBlock = 16;  // as by default
+  engine::TempDir model;
+  engine::WriteCheckpoint(spec, model);
+  const auto backend = engine::NewCpu(1);
+  engine::RigOptions options;
+  options.load.max_positions = kPositions;
+  options.executor.num_blocks = 128;
+  options.executor.kv_dtype = kernels::DType::kF32;
+  engine::Rig rig(model.path(), backend.get(), options);
+  engine::EngineOptions engine;
+  engine.max_num_batched_tokens = kChunk;
+  engine.window = engine::WindowOf(rig.spec());
+  ASSERT_TRUE(engine.window.frees_parts());
+  const int blocks = engine::Engine::BlocksAtOnce(engine, kBlock, kPositions);
+  const std::vector<int> lengths = {kPositions - kSteps, kPositions - 60, 66};
+  ASSERT_LT(blocks * kBlock, lengths[1]);
+  Cluster cluster(Workers(model, kPositions, blocks));
+  const absl::Status started = cluster.Start();
+  ASSERT_TRUE(started.ok()) << started;
+  std::vector<int64_t> bytes;
+  for (const int length : lengths) {
+    const std::vector<int32_t> prompt = engine::PromptIds(spec, length);
+    engine::TestSequence alone = rig.NewSequence(prompt, length + kSteps);
+    engine::TestSequence* const one = &alone;
+    rig.Greedy({&one, 1}, kChunk, kSteps);
+    ExpectTokens(cluster, prompt,
+                 {alone.ids.begin() + length, alone.ids.end()});
+    v1::GenerateRequest request = Request(prompt, kSteps, true);
+    request.mutable_cache()->set_bypass_prefix_cache(true);
+    const Outcome outcome = cluster.Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.done.timings().retries(), 0);
+    bytes.push_back(outcome.done.timings().kv_bytes());
+  }
+  // Of windowed layers not the more the longer a prompt is.
+  EXPECT_LT(bytes[0], bytes[2] * lengths[0] / lengths[2]);
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Cluster, SmallPoolTest,
+                         testing::Values("gemma3_f32", "gemma4_f32",
+                                         "gpt_oss_f32"),
                          [](const auto& test) { return test.param; });
 
 class BeamsTest : public testing::TestWithParam<std::string> {};

@@ -696,5 +696,34 @@ TEST_F(FullDecodeWorkerTest, WhoWaitsForItKeepsNobodyFromAnother) {
   ReadAndEnd();
 }
 
+// Of which positions KV is wanted the grant says: all of it, without a KV
+// cache.
+TEST(PrefillCoreTest, WhatAGrantWantsMayBeMoreThanThePool) {
+  for (const int blocks : {13, 10}) {
+    Rig rig(1, 40, /*full_layers=*/1);
+    DecodeMachine* const decode = rig.AddDecode(
+        "decode", {}, [](auto* options) { options->kv_cache = false; });
+    PrefillMachine* const prefill = rig.AddPrefill(
+        "prefill", {.num_blocks = blocks},
+        [](auto* options) { options->engine.max_num_batched_tokens = 32; });
+    Request* const request =
+        rig.Split({.prompt = Prompt(200)}, decode, prefill);
+    if (blocks == 13) {
+      rig.RunUntilEnded();
+      request->ExpectAllRight();
+    } else {
+      rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+      EXPECT_EQ(request->prefill_ended->code(),
+                StatusCode::kFailedPrecondition);
+      EXPECT_EQ(request->prefill_reason(), "HANDOFF_FAILED");
+      EXPECT_THAT(std::string(request->prefill_ended->message()),
+                  testing::HasSubstr("takes 13 blocks here, and there are 10"));
+      EXPECT_EQ(prefill->device->steps(), 0);
+      request->DropDecode();
+    }
+    rig.ExpectNothingLeft();
+  }
+}
+
 }  // namespace
 }  // namespace tandem::worker

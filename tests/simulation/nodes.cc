@@ -126,6 +126,7 @@ void DecodeNode::Start() {
   options.offload = offload.get();
   options.grammars = grammars.get();
   options.engine.window = WindowOf(cluster->profile.model());
+  options.receiver.layers.windowed = WindowedLayers(cluster->profile.model());
   if ((incarnation.front() & 3) == 3) {
     options.engine.max_draws = 24;
     options.engine.speculation = StartDraftModel();
@@ -191,6 +192,7 @@ void PrefillNode::Start() {
   options.offload = offload.get();
   options.grammars = grammars.get();
   options.engine.window = WindowOf(cluster->profile.model());
+  options.sender.layers.windowed = WindowedLayers(cluster->profile.model());
   core = std::make_unique<prefill_worker::PrefillCore>(
       options, &host->loop, random.get(), executor(), pool.get(),
       [this](const v1::WorkerRef& receiver)
@@ -218,7 +220,9 @@ void PrefillNode::Clear() {
 }
 
 void RouterNode::Start() {
-  const router::RouterOptions options = MakeRouterOptions(random->Bytes(16));
+  router::RouterOptions options = MakeRouterOptions(random->Bytes(16));
+  options.window = cluster->profile.window;
+  options.some_see_all = cluster->profile.full_layers > 0;
   const Profile& profile = cluster->profile;
   if (profile.record &&
       (profile.failpoints == 0 || failpoint::States().empty())) {

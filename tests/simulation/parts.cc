@@ -44,6 +44,15 @@ engine::KvWindow WindowOf(const engine::FakeModel& model) {
            .windowed = model.num_layers - model.full_layers}};
 }
 
+std::vector<bool> WindowedLayers(const engine::FakeModel& model) {
+  std::vector<bool> windowed;
+  for (int layer = 0; model.full_layers > 0 && layer < model.num_layers;
+       ++layer) {
+    windowed.push_back(layer >= model.full_layers);
+  }
+  return windowed;
+}
+
 router::ModelLimits Limits() {
   router::ModelLimits limits;
   limits.model = "fake";
@@ -101,7 +110,7 @@ decode_worker::DecodeOptions MakeDecodeOptions(const std::string& name,
   receiver.host_id = name;
   receiver.ways = {"grpc"};
   receiver.kv_dtype = "f32";
-  receiver.num_layers = shape.num_layers;
+  receiver.layers.count = shape.num_layers;
   receiver.kv_heads = shape.kv_heads;
   receiver.head_dim = shape.head_dim;
   receiver.slab_bytes = 512;
@@ -125,7 +134,7 @@ prefill_worker::PrefillOptions MakePrefillOptions(
   hello.set_host_id(name);
   hello.add_ways("grpc");
   hello.set_kv_dtype("f32");
-  options.sender.num_layers = shape.num_layers;
+  options.sender.layers.count = shape.num_layers;
   options.sender.kv_heads = shape.kv_heads;
   options.sender.head_dim = shape.head_dim;
   options.sender.slab_bytes = 512;

@@ -32,6 +32,8 @@ inline constexpr int kLeastBlocks = 28;  // of 16, of a decode worker
 engine::FakeModel Model(int window = 0, int full_layers = 0);
 // What sequences of it let go.
 engine::KvWindow WindowOf(const engine::FakeModel& model);
+// As handoff::WireLayers has them.
+std::vector<bool> WindowedLayers(const engine::FakeModel& model);
 router::ModelLimits Limits();
 
 v1::WorkerHello MakeHello(const std::string& name, v1::WorkerRole role,

@@ -206,6 +206,11 @@ void World::Build() {
         std::make_unique<PrefillNode>(&cluster_, absl::StrCat("prefill-", i));
     node->block_size = random.Below(2) == 0 ? 16 : 8;
     node->num_blocks = 64 * 16 / node->block_size;
+    // Less than a prompt as a whole: what of it is kept, a grant must say.
+    if (profile.full_layers > 0 && random.Below(2) == 0) {
+      node->num_blocks =
+          (10 + static_cast<int>(random.Below(12))) * 16 / node->block_size;
+    }
     cluster_.Add(std::move(node));
   }
   for (int i = 0; i < profile.decode; ++i) {

@@ -90,34 +90,41 @@ TEST(KvPlan, WithAWindowThePoolHoldsWhatASequenceHasAtOnce) {
   }
 }
 
-// Layers are in parts of one size: of 62 of which ten see all, 64 have room.
-// One sequence must fit as a whole, as it comes by a handoff; more do when
-// their windowed parts were let go.
-TEST(KvPlan, WhereSomeLayersSeeAllABlockHasRoomForItsParts) {
+// Layers are in parts of one size: of 62 of which ten see all, 64 have room, in
+// 16 parts of which three see all. A sequence of 8192 positions has 512 blocks
+// of those, and of the others' what the window and a step of 512 rows take: 96
+// and one more.
+TEST(KvPlan, WhereSomeLayersSeeAllASequenceTakesPartsOfItsBlocks) {
   engine::ModelSpec spec = Spec();
   spec.window = 1024;
   spec.layers = 62;
   for (int i = 0; i < spec.layers; ++i) spec.windowed.push_back(i % 6 != 5);
   const engine::LayerParts layers = engine::PartsOf(spec);
   EXPECT_EQ(layers.room(), 64);
+  ASSERT_EQ(layers.parts, (engine::KvParts{.full = 3, .windowed = 13}));
   WorkerFlags flags = Flags();
   flags.max_model_len = 8192;
-  const int64_t position = kPosition / Spec().layers * layers.room();
+  flags.max_num_batched_tokens = 512;
+  const int64_t block = 16 * kPosition / Spec().layers * layers.room();
   const engine::KvWindow window = engine::WindowOf(spec);
   EXPECT_TRUE(window.frees_parts());
-  flags.kv_cache_bytes = 8192 * position;
+  constexpr int kNeeded = (512 * 3 + 97 * 13 + 15) / 16;
+  flags.kv_cache_bytes = kNeeded * block;
   const auto plan = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->num_blocks, 512);
-  flags.kv_cache_bytes -= position;
-  EXPECT_FALSE(PlanKv(flags, spec, DType::kBF16, std::nullopt, window).ok());
-  // Two slots would never fill what one sequence needs to come.
-  flags.max_num_seqs = 1;
-  flags.kv_cache_bytes = 100 * kGiB;
-  flags.max_model_len = 131072;
-  const auto one = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
-  ASSERT_TRUE(one.ok()) << one.status();
-  EXPECT_EQ(one->num_blocks, 131072 / 16);
+  EXPECT_EQ(plan->num_blocks, kNeeded);
+  flags.kv_cache_bytes -= block;
+  const auto refused = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
+  // The longest that fits: a block less takes 16 / 3 blocks' parts that see
+  // all.
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("or lower --max-model-len to 8112"));
+  flags.max_model_len = 8112;
+  EXPECT_TRUE(PlanKv(flags, spec, DType::kBF16, std::nullopt, window).ok());
+  flags.max_model_len = 0;
+  const auto longest = PlanKv(flags, spec, DType::kBF16, std::nullopt, window);
+  ASSERT_TRUE(longest.ok()) << longest.status();
+  EXPECT_EQ(longest->max_model_len, 8112);
 }
 
 TEST(KvPlan, TooLittleMemorySaysHowMuchContextFits) {

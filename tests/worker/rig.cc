@@ -425,6 +425,7 @@ DecodeMachine* Rig::AddDecode(
   decode_worker::DecodeOptions core = simulation::MakeDecodeOptions(
       name, machine->incarnation, machine->device->kv_shape());
   core.engine.window = simulation::WindowOf(model);
+  core.receiver.layers.windowed = simulation::WindowedLayers(model);
   core.offload = machine->offload.get();
   if (tweak) tweak(&core);
   machine->core = std::make_unique<decode_worker::DecodeCore>(
@@ -441,6 +442,7 @@ PrefillMachine* Rig::AddPrefill(
   prefill_worker::PrefillOptions core = simulation::MakePrefillOptions(
       name, machine->incarnation, machine->device->kv_shape());
   core.engine.window = simulation::WindowOf(model);
+  core.sender.layers.windowed = simulation::WindowedLayers(model);
   if (tweak) tweak(&core);
   const auto dial =
       [this, host = machine->host](

@@ -117,7 +117,7 @@ class Prefill {
     options.hello.add_ways("nccl");
     options.hello.add_ways("grpc");
     options.hello.set_kv_dtype("f32");
-    options.num_layers = kShape.layers;
+    options.layers.count = kShape.layers;
     options.kv_heads = kShape.kv_heads;
     options.head_dim = kShape.head_dim;
     options.slab_bytes = kSlabBytes;
@@ -263,7 +263,7 @@ class Decode {
     options.fingerprint = {{"weights", "w1"}};
     options.ways = {"nccl", "grpc"};
     options.kv_dtype = "f32";
-    options.num_layers = kShape.layers;
+    options.layers.count = kShape.layers;
     options.kv_heads = kShape.kv_heads;
     options.head_dim = kShape.head_dim;
     options.slab_bytes = kSlabBytes;
