@@ -233,15 +233,22 @@ struct Router : StreamHandler<v1::RegisterRequest> {
         ++loads;
         return;
       case v1::RegisterRequest::kCache:
-        if (message.cache().reset()) hashes.clear();
+        if (message.cache().reset()) hashes.clear(), lacking.clear();
         story += message.cache().reset() ? 'R' : 'c';
         most_hashes = std::max(most_hashes, message.cache().added_size() +
+                                                message.cache().lacking_size() +
                                                 message.cache().removed_size());
         for (const uint64_t hash : message.cache().added()) {
           hashes.insert(hash);
+          lacking.erase(hash);
+        }
+        for (const uint64_t hash : message.cache().lacking()) {
+          hashes.insert(hash);
+          lacking.insert(hash);
         }
         for (const uint64_t hash : message.cache().removed()) {
           hashes.erase(hash);
+          lacking.erase(hash);
         }
         return;
       case v1::RegisterRequest::kAdapters:
@@ -272,7 +279,8 @@ struct Router : StreamHandler<v1::RegisterRequest> {
   int loads = 0;
   std::string story;
   std::set<uint64_t> hashes;
-  int most_hashes = 0;  // in a message
+  std::set<uint64_t> lacking;  // of them
+  int most_hashes = 0;         // in a message
   std::vector<v1::AdapterOutcome> outcomes;
 };
 
@@ -283,7 +291,7 @@ struct RegistrationTest : ::testing::Test {
         worker(std::make_shared<simulation::Host>(&world, "worker")),
         one(&world, "one"),
         two(&world, "two"),
-        pool(8, 4) {
+        pool(8, 4, 1, {.full = 1, .windowed = 1}) {
     options.hello.mutable_worker()->set_worker_id("worker");
     options.max_hashes_per_message = 5;
     Register();
@@ -368,6 +376,36 @@ TEST_F(RegistrationTest, EveryRouterKnowsTheCacheAndItsChanges) {
   EXPECT_EQ(one.hashes.size(), 8u);
   EXPECT_GE(one.loads, 10);
   EXPECT_EQ(troubles, "");
+}
+
+// To who was there before, and to who comes later, in small messages.
+TEST_F(RegistrationTest, RoutersHearOfBlocksThatLackParts) {
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  Cache({1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4,
+         5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 8, 8, 8, 8});
+  RunWithBeats(absl::Seconds(1));
+  EXPECT_EQ(one.hashes, Cached());
+  EXPECT_TRUE(one.lacking.empty());
+  {
+    const auto hashes =
+        engine::HashBlocks(engine::RootHash("", 4, ""),
+                           {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4,
+                            5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 8, 8, 8, 8},
+                           4);
+    const auto blocks = pool.Match(hashes, /*whole=*/false);
+    ASSERT_EQ(blocks.size(), 8u);
+    pool.Allocate(3);  // takes six of their parts, and gives them back
+  }
+  registration->SetRouters({"one", "two"});
+  RunWithBeats(absl::Seconds(1));
+  for (const Router* router : {&one, &two}) {
+    EXPECT_EQ(router->hashes, Cached());
+    EXPECT_EQ(router->lacking.size(), 6u);
+    const auto all = pool.LackingHashes();
+    EXPECT_EQ(router->lacking, std::set<uint64_t>(all.begin(), all.end()));
+    EXPECT_LE(router->most_hashes, 5);
+  }
 }
 
 TEST_F(RegistrationTest, ItIsSaidSoonThatAWorkerHasBecomeIdle) {
