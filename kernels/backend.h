@@ -446,6 +446,12 @@ class Backend {
                           const RopeTable& rope, const HeadNorms& norms,
                           void* qkv, void* kv, KvCache& cache, int layer) = 0;
 
+  // The same of rows of queries alone, [num_rows, heads * head_dim], whose keys
+  // and values are those that another layer left in the cache.
+  virtual void RopeQueries(Queue& queue, const Rows& rows, int heads,
+                           int head_dim, const RopeTable& rope,
+                           const HeadNorms& norms, void* q) = 0;
+
   // Causal attention of every row over positions 0 .. its own, or the last of
   // them that a window leaves, read from the cache; of a quantised one, code
   // times scale, rounded to the activation type. q as RopeAppend left it (rows
@@ -493,6 +499,12 @@ class Backend {
   // x[i] = activation(x[i]), in place; x [num_rows, dim].
   virtual void Activate(Queue& queue, int num_rows, int dim,
                         Activation activation, void* x) = 0;
+
+  // x[i] = activation(x[i]) * by[i], rounded once; rows of `by` lie by_stride
+  // elements apart.
+  virtual void ActivateTimes(Queue& queue, int num_rows, int dim,
+                             Activation activation, const void* by,
+                             int64_t by_stride, void* x) = 0;
 
   // weights[r] [options.weights()] = the scores of logits[r]
   // [options.logits()] at the `chosen` largest (ties: the lowest id), divided

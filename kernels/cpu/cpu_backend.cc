@@ -283,6 +283,34 @@ class CpuBackend final : public Backend {
         });
   }
 
+  void RopeQueries(Queue& queue, const Rows& rows, int heads, int head_dim,
+                   const RopeTable& rope, const HeadNorms& norms,
+                   void* q) override {
+    Put(queue, [this, count = rows.num_rows, positions = rows.positions, heads,
+                head_dim, rope, norms, q = static_cast<float*>(q)] {
+      const int64_t query = int64_t{heads} * head_dim;
+      ForRows(pool_, count, query, [&](int row) {
+        const int64_t angle = int64_t{positions[row]} * rope.pairs;
+        table_.rope_append(
+            {.query = q + row * query,
+             .kv = nullptr,
+             .heads = heads,
+             .kv_heads = 0,
+             .head_dim = head_dim,
+             .pairs = rope.pairs,
+             .cos = rope.cos == nullptr ? nullptr : rope.cos + angle,
+             .sin = rope.cos == nullptr ? nullptr : rope.sin + angle,
+             .query_scale = rope.query_scale == nullptr
+                                ? 1.0f
+                                : rope.query_scale[positions[row]],
+             .norms = norms,
+             .layout = nullptr,
+             .block = nullptr,
+             .slot = 0});
+      });
+    });
+  }
+
   void Attention(Queue& queue, const Rows& rows, int heads,
                  const AttentionOptions& options, const void* q,
                  int64_t q_stride, const KvCache& cache, int layer,
@@ -413,6 +441,18 @@ class CpuBackend final : public Backend {
         table_.activate(activation, dim, x + int64_t{row} * dim);
       });
     });
+  }
+
+  void ActivateTimes(Queue& queue, int num_rows, int dim, Activation activation,
+                     const void* by, int64_t by_stride, void* x) override {
+    Put(queue,
+        [this, num_rows, dim, activation, by_stride,
+         by = static_cast<const float*>(by), x = static_cast<float*>(x)] {
+          ForRows(pool_, num_rows, dim, [&](int row) {
+            table_.activate_times(activation, dim, by + row * by_stride,
+                                  x + int64_t{row} * dim);
+          });
+        });
   }
 
   void GatherRows(Queue& queue, int count, int dim, const int32_t* row_ids,

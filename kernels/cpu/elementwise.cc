@@ -161,6 +161,15 @@ void ActivateRow(Activation activation, int dim, float* x) {
   }
 }
 
+void ActivateTimesRow(Activation activation, int dim, const float* by,
+                      float* x) {
+  for (int i = 0; i < dim; i += 16) {
+    const int count = HWY_MIN(16, dim - i);
+    const F16 activated = Alone(activation, LoadFirst16(x + i, count));
+    StoreFirst16(Mul(activated, LoadFirst16(by + i, count)), x + i, count);
+  }
+}
+
 void ScaleRow(int dim, float scale, float soft_cap, float* x) {
   for (int i = 0; i < dim; i += 16) {
     const int count = HWY_MIN(16, dim - i);
@@ -249,6 +258,7 @@ void RopeAppendRow(const RopePiece& p) {
       RmsNormRow(p.head_dim, p.norms.eps, head, nullptr, p.norms.value, head);
     }
   }
+  if (p.kv_heads == 0) return;
   const float* const k = p.kv;
   if (p.layout->type != DType::kBF16) {
     WriteKvRow(*p.layout, p.block, p.slot, 0, p.kv_heads, DType::kF32,
@@ -280,6 +290,8 @@ void AddElementwise(KernelTable& table) {
   table.route = wide ? N_AVX3::Route : N_AVX2::Route;
   table.add_weighted = wide ? N_AVX3::AddWeightedRow : N_AVX2::AddWeightedRow;
   table.activate = wide ? N_AVX3::ActivateRow : N_AVX2::ActivateRow;
+  table.activate_times =
+      wide ? N_AVX3::ActivateTimesRow : N_AVX2::ActivateTimesRow;
   table.scale = wide ? N_AVX3::ScaleRow : N_AVX2::ScaleRow;
   table.add_and_scale = wide ? N_AVX3::AddAndScaleRow : N_AVX2::AddAndScaleRow;
   table.exp = wide ? N_AVX3::ExpRow : N_AVX2::ExpRow;

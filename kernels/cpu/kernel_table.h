@@ -193,6 +193,9 @@ struct KernelTable {
   void (*gate)(Activation activation, int dim, const float* gate,
                const float* up, float* out);
   void (*activate)(Activation activation, int dim, float* x);
+  // x = activation(x) * by.
+  void (*activate_times)(Activation activation, int dim, const float* by,
+                         float* x);
   // One row of Backend::Route.
   void (*route)(const RouteOptions& options, const float* logits,
                 float* weights);

@@ -264,6 +264,33 @@ class CudaBackend final : public Backend {
               "rope");
   }
 
+  void RopeQueries(Queue& queue, const Rows& rows, int heads, int head_dim,
+                   const RopeTable& rope, const HeadNorms& norms,
+                   void* q) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchRopeAppend(own.stream(), activation_,
+                               {.positions = rows.positions,
+                                .slots = rows.slots,
+                                .cos = rope.cos,
+                                .sin = rope.sin,
+                                .pairs = rope.pairs,
+                                .qkv = q,
+                                .kv = {.data = nullptr,
+                                       .dtype = activation_,
+                                       .num_blocks = 0,
+                                       .kv_heads = 0,
+                                       .head_dim = head_dim,
+                                       .block_size = 8},
+                                .num_rows = rows.num_rows,
+                                .heads = heads,
+                                .layer = 0,
+                                .query_norm = norms.query,
+                                .norm_eps = norms.eps,
+                                .norms_rotated = norms.rotated,
+                                .query_scale = rope.query_scale}),
+              "rope of queries");
+  }
+
   void Attention(Queue& queue, const Rows& rows, int heads,
                  const AttentionOptions& options, const void* q,
                  int64_t q_stride, const KvCache& cache, int layer,
@@ -391,6 +418,19 @@ class CudaBackend final : public Backend {
                               .num_rows = num_rows,
                               .dim = dim,
                               .activation = activation}),
+              "activation");
+  }
+
+  void ActivateTimes(Queue& queue, int num_rows, int dim, Activation activation,
+                     const void* by, int64_t by_stride, void* x) override {
+    CudaQueue& own = Own(queue);
+    own.Check(LaunchActivate(own.stream(), activation_,
+                             {.x = x,
+                              .num_rows = num_rows,
+                              .dim = dim,
+                              .activation = activation,
+                              .by = by,
+                              .by_stride = by_stride}),
               "activation");
   }
 

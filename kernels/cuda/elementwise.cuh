@@ -126,6 +126,11 @@ struct ActivateKernel {
     float v[kChunk];
     LoadChunk(x, count, Aligned(p.dim), v);
     for (int i = 0; i < kChunk; ++i) v[i] = Alone(p.activation, v[i]);
+    if (p.by != nullptr) {
+      const T* const by =
+          static_cast<const T*>(p.by) + g.block_x() * p.by_stride + begin;
+      for (int i = 0; i < count; ++i) v[i] = Mul(v[i], ToFloat(by[i]));
+    }
     StoreChunk(x, count, Aligned(p.dim), v);
   }
 };

@@ -161,12 +161,14 @@ struct AddAndScaleParams {
 int LaunchAddAndScale(const Stream& stream, DType activation,
                       const AddAndScaleParams& params);
 
-// x = activation(x), in place.
+// x = activation(x), or that times `by`, in place.
 struct ActivateParams {
   void* x;  // [num_rows, dim]
   int num_rows;
   int dim;
   Activation activation;
+  const void* by = nullptr;  // [num_rows, dim], by_stride; or null
+  int64_t by_stride = 0;     // elements
 };
 int LaunchActivate(const Stream& stream, DType activation,
                    const ActivateParams& params);
@@ -390,6 +392,7 @@ struct RopeAppendParams {
   // [num_rows, 2 kv_heads * head_dim], K and V; qkv is Q alone then. Null: none
   void* kv_rows = nullptr;
 };
+// Without KV heads nothing is appended.
 int LaunchRopeAppend(const Stream& stream, DType activation,
                      const RopeAppendParams& params);
 

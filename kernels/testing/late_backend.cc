@@ -322,6 +322,13 @@ class LateBackend final : public Backend {
                          layer);
     });
   }
+  void RopeQueries(Queue& queue, const Rows& rows, int heads, int head_dim,
+                   const RopeTable& rope, const HeadNorms& norms,
+                   void* q) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->RopeQueries(inner, rows, heads, head_dim, rope, norms, q);
+    });
+  }
   void Attention(Queue& queue, const Rows& rows, int heads,
                  const AttentionOptions& options, const void* q,
                  int64_t q_stride, const KvCache& cache, int layer,
@@ -375,6 +382,12 @@ class LateBackend final : public Backend {
                 void* x) override {
     Run(queue, [&](Queue& inner) {
       inner_->Activate(inner, num_rows, dim, activation, x);
+    });
+  }
+  void ActivateTimes(Queue& queue, int num_rows, int dim, Activation activation,
+                     const void* by, int64_t by_stride, void* x) override {
+    Run(queue, [&](Queue& inner) {
+      inner_->ActivateTimes(inner, num_rows, dim, activation, by, by_stride, x);
     });
   }
   void Route(Queue& queue, int num_rows, const RouteOptions& options,

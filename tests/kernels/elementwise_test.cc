@@ -147,6 +147,48 @@ TEST(ElementwiseTest, QueriesAreScaledByTheirPosition) {
   }
 }
 
+// As beside keys and values, where nothing is appended.
+TEST(ElementwiseTest, QueriesTurnByThemselves) {
+  constexpr int kHeads = 3, kDim = 24, kRows = 2, kPairs = 5;
+  constexpr int kQuery = kHeads * kDim, kWidth = kQuery + 2 * kDim;
+  const auto qkv = RandomFloats(kRows * kWidth, 31);
+  std::vector<float> queries;
+  for (int row = 0; row < kRows; ++row) {
+    const auto begin = qkv.begin() + row * kWidth;
+    queries.insert(queries.end(), begin, begin + kQuery);
+  }
+  for (const bool rotated : {false, true}) {
+    Device device(MakeBackend());
+    auto cache = *device->NewKvCache({1, 1, kDim, 16, 2, DType::kF32});
+    Rows rows;
+    rows.num_rows = kRows;
+    rows.positions = device.Upload(std::vector<int32_t>{3, 1});
+    rows.slots = device.Upload(std::vector<int32_t>{16, 17});
+    const RopeTable rope{device.Upload(RandomFloats(4 * kPairs, 32)),
+                         device.Upload(RandomFloats(4 * kPairs, 33)), kPairs,
+                         device.Upload(RandomFloats(4, 34))};
+    const float* const weight = device.Upload(RandomFloats(kDim, 35));
+    const HeadNorms norms{
+        .query = weight, .key = weight, .eps = 1e-5f, .rotated = rotated};
+    float* const whole = device.Upload(qkv);
+    device->RopeAppend(device.queue(), rows, kHeads, rope, norms, whole,
+                       nullptr, *cache, 0);
+    float* const alone = device.Upload(queries);
+    rows.slots = nullptr;
+    device->RopeQueries(device.queue(), rows, kHeads, kDim, rope,
+                        {.query = weight, .eps = 1e-5f, .rotated = rotated},
+                        alone);
+    const auto both = device.Download(whole, qkv.size());
+    std::vector<float> expected;
+    for (int row = 0; row < kRows; ++row) {
+      const auto begin = both.begin() + row * kWidth;
+      expected.insert(expected.end(), begin, begin + kQuery);
+    }
+    EXPECT_TRUE(SameBits(device.Download(alone, queries.size()), expected));
+    EXPECT_FALSE(SameBits(expected, queries));
+  }
+}
+
 constexpr int kTurnedDim = 24;
 
 // RopeAppend of a head each of Q, K and V: what it makes of Q and K in place.

@@ -250,6 +250,31 @@ inline AssertionResult CheckAddAndScale(const AddAndScaleFn& launch) {
 
 using ActivateFn = int (*)(const Stream&, DType, const ActivateParams&);
 
+// Times rows that lie apart, in f32: as the CPU has it; in other types rounded
+// once, so that it is at least as near as the two steps.
+inline AssertionResult CheckActivateTimes(const ActivateFn& launch, DType type,
+                                          int dim, Activation what,
+                                          const std::vector<float>& x) {
+  const int rows = static_cast<int>(x.size()) / dim;
+  const int stride = dim + 3;
+  const auto by = RandomOf(type, int64_t{rows} * stride, 89, 2.0f);
+  Guarded in(type, int64_t{rows} * dim);
+  Fill(in, type, x);
+  Guarded other(type, int64_t{rows} * stride);
+  Fill(other, type, by);
+  TANDEM_LAUNCHED(launch(StreamOf(Generation::kHopper), type,
+                         {in.data(), rows, dim, what, other.data(), stride}));
+  Device cpu(MakeBackend());
+  float* const same_x = cpu.Upload(x);
+  cpu->ActivateTimes(cpu.queue(), rows, dim, what, cpu.Upload(by), stride,
+                     same_x);
+  const auto expected = cpu.Download(same_x, x.size());
+  if (!in.Kept() || !other.Kept()) return AssertionFailure() << "overrun";
+  if (type == DType::kF32) return SameBits(in.Values(), expected);
+  return Near(type, in.Values(),
+              std::vector<double>(expected.begin(), expected.end()));
+}
+
 inline AssertionResult CheckActivate(const ActivateFn& launch) {
   const int rows = 3;
   for (const DType type : kTypes) {
@@ -286,6 +311,10 @@ inline AssertionResult CheckActivate(const ActivateFn& launch) {
           }
         }
         if (!in.Kept()) return AssertionFailure() << "overrun";
+        if (auto times = CheckActivateTimes(launch, type, dim, what, x);
+            !times) {
+          return times << ", times, dim " << dim;
+        }
       }
     }
   }
