@@ -13,7 +13,7 @@ tandem_library(tandem_engine_model
        device/kv_transfers.cc device/mask_threads.cc device/recorded_decodes.cc
        device/step_check.cc
        model/fingerprint.cc model/forward.cc model/layer_parts.cc
-       model/leftovers.cc model/load_attention.cc model/load_feed_forward.cc model/load_latent.cc
+       model/leftovers.cc model/load_attention.cc model/load_feed_forward.cc model/load_latent.cc model/load_told.cc
        model/lora_adapter.cc model/lora_layout.cc model/lora_slots.cc
        model/model_loader.cc model/model_work.cc model/rope.cc
        model/step_layout.cc model/weight_packer.cc

@@ -39,19 +39,24 @@ Work WorkShape::EntryWork(int64_t first, int64_t rows, int64_t draws) const {
   work.positions_computed = rows;
   const int64_t drawn_first = first + rows - draws;
   for (const Layers& kind : {full, windowed}) {
-    const int64_t kv_rows = rows * kind.count * kind.kv_heads;
+    const int64_t kv_rows = rows * (kind.count - kind.shared) * kind.kv_heads;
     work.kv_rows += kv_rows;
     work.kv_bytes_written += kv_rows * 2 * kind.kv_vector_bytes;
     work.positions_attended += int64_t{heads} * kind.count *
                                QueryKeyPairs(drawn_first, draws, kind.window);
   }
-  // Behind the last layer's K and V nothing is left to do for nobody.
+  // Behind the last K and V nothing is left to do for nobody.
   Layers seen = full;
   Layers near = windowed;
-  if (draws == 0) --(last_windowed ? near : seen).count;
+  if (draws == 0) {
+    seen.count -= seen.shared;
+    near.count -= near.shared;
+    --(last_windowed ? near : seen).count;
+  }
   if (seen.count > 0) AddAttention(first, rows, seen, &work);
   if (near.count > 0) AddAttention(first, rows, near, &work);
   work.matrix_flops = 2 * rows * (qkv + after_attention) +
+                      (draws > 0 ? 2 * rows * tail : 0) +
                       2 * draws * (last_after_attention + head);
   return work;
 }
@@ -67,7 +72,8 @@ int64_t WorkShape::StepWeightBytes(int64_t rows, int64_t drawn) const {
   int64_t bytes =
       qkv_bytes + after_attention_bytes + expert_layers * experts_read(rows);
   if (drawn > 0) {
-    bytes += last_after_attention_bytes + head_bytes +
+    bytes += tail_bytes + tail_expert_layers * experts_read(rows) +
+             last_after_attention_bytes + head_bytes +
              (last_has_experts ? experts_read(drawn) : 0);
   }
   return bytes;

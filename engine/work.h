@@ -5,8 +5,8 @@
 // (DESIGN.md section 1). It follows engine/model/forward.h: all rows go through
 // all layers, but behind the last layer's attention only those that a token is
 // drawn from, and a part of a prompt that draws nothing ends with the last
-// layer's K and V. Left out is what is below a thousandth: norms, biases,
-// activations, the rows of the embedding, adapters.
+// K and V that a layer has. Left out is what is below a thousandth: norms,
+// biases, activations, the rows of the embedding, adapters.
 //
 // What an entry needs does not depend on what else its step holds; weights are
 // read once a step, for all of its entries.
@@ -72,27 +72,33 @@ struct WorkShape {
     int kv_heads = 0;
     int head_dim = 0;
     int64_t kv_vector_bytes = 0;  // a K or a V of one head, scale included
+    int shared = 0;               // of `count`, without K and V of their own
   };
   Layers full = {};
-  Layers windowed = {};  // the rest
-  bool last_windowed = false;
+  Layers windowed = {};        // the rest
+  bool last_windowed = false;  // the last one with K and V
   int heads = 0;
 
   // Multiplications of one row. What follows attention in a layer is its
   // output and the feed-forward layer, of the experts that a row takes.
-  int64_t qkv = 0;              // of all layers
-  int64_t after_attention = 0;  // of all layers but the last
-  int64_t last_after_attention = 0;
+  int64_t qkv = 0;              // of layers with K and V, and before them
+  int64_t after_attention = 0;  // of those but the last
+  // Of layers without, and behind the attention of the last one with; of
+  // entries that draw alone.
+  int64_t tail = 0;
+  int64_t last_after_attention = 0;  // of all
   int64_t head = 0;
 
   int64_t qkv_bytes = 0;
   int64_t after_attention_bytes = 0;  // but the experts'
+  int64_t tail_bytes = 0;
   int64_t last_after_attention_bytes = 0;
   int64_t head_bytes = 0;
   int64_t expert_bytes = 0;  // of one
   int experts = 0;           // of a layer that has any
   int experts_per_token = 0;
-  int expert_layers = 0;  // that have, but for the last
+  int expert_layers = 0;  // that have, but for the tail's and the last
+  int tail_expert_layers = 0;
   bool last_has_experts = false;
 
   // What one sequence's part of a step needs, weights apart: positions [first,

@@ -21,7 +21,8 @@ double Sum(int64_t terms, int64_t first) {  // first + (first + 1) + ...
 // Parameters of a layer's feed-forward part.
 double FeedForward(const ModelSpec& spec, int layer) {
   const double row = (spec.is_gated() ? 3.0 : 2.0) * spec.hidden_size;
-  double count = row * spec.dense_size(layer);
+  double count = row * spec.dense_size(layer) +
+                 2.0 * spec.told * spec.hidden_size;  // what it is told
   if (spec.has_experts(layer)) {
     count += static_cast<double>(spec.hidden_size) * spec.routes.logits() +
              spec.routes.experts * row * spec.expert_size;
@@ -109,7 +110,9 @@ double Parameters(const ModelSpec& spec) {
   }
   const double positions =
       spec.names.positions.empty() ? 0 : hidden * spec.max_positions;
-  return layers + positions +
+  const double told =
+      (hidden + spec.told_vocab) * static_cast<double>(spec.told_numbers());
+  return layers + positions + told +
          (spec.tied_head ? 1 : 2) * hidden * spec.vocab_size;
 }
 
@@ -124,12 +127,15 @@ std::string KvHeads(const ModelSpec& spec) {
                     heads(spec.full_kv_heads, spec.full_head_dim),
                     " in others");
   }
+  if (spec.shared_kv_layers > 0) {
+    absl::StrAppend(&text, ", K and V in the first ", spec.kv_layers());
+  }
   return text;
 }
 
 int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
   int64_t bytes = 0;
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  for (int layer = 0; layer < spec.kv_layers(); ++layer) {
     const ModelSpec::KvHeads kv = spec.kv_heads_of(layer);
     bytes += int64_t{2} * kv.count * kernels::KvVectorBytes(type, kv.dim);
   }
@@ -139,15 +145,17 @@ int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
 int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
                     int positions) {
   const engine::WorkShape shape = ShapeOf(spec, formats);
-  const int expert_layers =
-      shape.expert_layers + (shape.last_has_experts ? 1 : 0);
+  const int expert_layers = shape.expert_layers + shape.tail_expert_layers +
+                            (shape.last_has_experts ? 1 : 0);
   int64_t bytes = shape.qkv_bytes + shape.after_attention_bytes +
-                  shape.last_after_attention_bytes +
+                  shape.tail_bytes + shape.last_after_attention_bytes +
                   int64_t{expert_layers} * shape.experts * shape.expert_bytes +
                   (spec.tied_head ? 1 : 2) * shape.head_bytes;
   if (!spec.names.positions.empty()) {
     bytes += int64_t{4} * spec.hidden_size * spec.max_positions;
   }
+  bytes += engine::MatrixBytes(formats.weights, spec.told_vocab,
+                               spec.told_numbers());
   // A cosine and a sine each, in f32.
   const auto tables = [&](const engine::RopeSpec& rope, int head_dim) {
     return rope.kind == engine::RopeSpec::Kind::kNone

@@ -105,6 +105,7 @@ std::string ReportJson(const Explanation& e) {
     object["full_kv_heads"] = spec.full_kv_heads;
     object["full_head_dim"] = spec.full_head_dim;
   }
+  if (spec.shared_kv_layers > 0) object["kv_layers"] = spec.kv_layers();
   object["kv_bytes_per_token"] = json::object();
   for (const DType type : kKvFormats) {
     object["kv_bytes_per_token"][std::string(kernels::Name(type))] =

@@ -32,6 +32,11 @@ std::string ModelSpec::Canonical() const {
                           full_kv_heads, full_head_dim);
   }
   if (keys_are_values) absl::StrAppend(&text, " keys_are_values=1");
+  if (shared_kv_layers > 0) {
+    absl::StrAppendFormat(&text, " shared_kv_layers=%d wide=%d",
+                          shared_kv_layers, wide_shared);
+  }
+  if (told > 0) absl::StrAppendFormat(&text, " told=%d", told);
   text += rope.Canonical();
   if (rope.rotary_dim > 0) {
     absl::StrAppendFormat(&text, " rotary_dim=%d", rope.rotary_dim);

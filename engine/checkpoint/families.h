@@ -76,6 +76,15 @@ struct TensorNames {
   std::string_view mlp_output_norm = "";
   // A number that what a layer has added up is multiplied by; by itself.
   std::string_view layer_scale = "";
+  // Where layers are told of tokens (ModelSpec::told): a table of all layers'
+  // numbers, what makes as many of the embedding, and their norm; and of each
+  // layer what lets numbers through, what makes them wide, and its norm.
+  std::string_view told_table = "";
+  std::string_view told_projection = "";
+  std::string_view told_norm = "";
+  std::string_view told_gate = "";
+  std::string_view told_output = "";
+  std::string_view told_output_norm = "";
   // Of many experts: what chooses, what is added to compare their scores, and
   // what stands before an expert's number and a dot, which gate, up and down
   // follow. So they do what stands before them where all rows take a feed-
@@ -265,10 +274,13 @@ struct Family {
   bool plain_scores = false;      // scores by 1
   bool last_sees_all = false;     // the last layer, whatever keys say of it
   bool normed_values = false;     // as queries and keys, without weights
-  bool caps = false;              // of scores and logits
-  bool whole_caps = false;        // logits of the whole, too
-  bool gelu_is_tanh = false;      // by old files' "gelu"
-  bool clamped_swiglu = false;    // gates by "swiglu_limit" and alpha
+  // Layers that share KV by "num_kv_shared_layers" and "use_double_wide_mlp",
+  // and are told of tokens by "hidden_size_per_layer_input".
+  bool small_kinds = false;
+  bool caps = false;            // of scores and logits
+  bool whole_caps = false;      // logits of the whole, too
+  bool gelu_is_tanh = false;    // by old files' "gelu"
+  bool clamped_swiglu = false;  // gates by "swiglu_limit" and alpha
   Normalised normalised = Normalised::kByConfig;
   bool sigmoid_routes = false;  // scores of experts; groups of them
   bool group_limits = false;    // groups of softmax, by "topk_method"

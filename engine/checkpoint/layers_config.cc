@@ -203,6 +203,39 @@ void ReadHeadsByLayer(ConfigFields& fields, const Family& family,
   }
 }
 
+// Of Gemma 4's small models.
+void ReadSharedKv(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  if (!family.small_kinds) return;
+  static constexpr char kField[] = "num_kv_shared_layers";
+  spec.shared_kv_layers = fields.Int(kField, 0, spec.layers - 1, 0);
+  const bool windows = HasWindows(spec);
+  bool seen[2] = {false, false};  // without a window, and with one
+  for (int i = 0; i < spec.layers && fields.status().ok(); ++i) {
+    bool& kind = seen[windows && spec.windowed[i] ? 1 : 0];
+    kind = kind || spec.has_kv(i);
+    if (!kind) {
+      fields.Refuse(kField, absl::StrCat(spec.shared_kv_layers),
+                    "so many that layers before them see as much as each");
+    }
+  }
+  spec.wide_shared =
+      spec.shared_kv_layers > 0 && fields.Bool("use_double_wide_mlp", false);
+}
+
+// What layers are told of tokens.
+void ReadTold(ConfigFields& fields, const Family& family, ModelSpec& spec) {
+  static constexpr char kVocab[] = "vocab_size_per_layer_input";
+  if (family.small_kinds) {
+    spec.told = fields.Int("hidden_size_per_layer_input", 0, 1 << 14, 256);
+  }
+  if (spec.told == 0) return;
+  spec.told_vocab = fields.Int(kVocab, 2, 1 << 20, family.vocab_size);
+  if (spec.told_vocab < spec.vocab_size) {
+    fields.Refuse(kVocab, absl::StrCat(spec.told_vocab),
+                  absl::StrCat("at least vocab_size, ", spec.vocab_size));
+  }
+}
+
 // Where layers turn that have a window, and no others.
 void TurnWindows(const ConfigFields& fields, const Family& family,
                  ModelSpec& spec) {
@@ -221,6 +254,8 @@ void ReadLayers(ConfigFields& fields, const Family& family, ModelSpec& spec) {
   ReadWindows(fields, family, spec);
   TurnWindows(fields, family, spec);
   ReadHeadsByLayer(fields, family, spec);
+  ReadSharedKv(fields, family, spec);
+  ReadTold(fields, family, spec);
 }
 
 bool HasWindows(const ModelSpec& spec) {

@@ -307,15 +307,6 @@ void RefuseUnsupported(ConfigFields& fields, const Family& family) {
   if (const json* clip = fields.Find("clip_qkv"); clip != nullptr) {
     fields.Refuse("clip_qkv", ShowJson(*clip), "null or left out");
   }
-  // Gemma 4's small models.
-  if (family.normed_values) {
-    const auto none = [&](const char* field, int fallback) {
-      const int given = fields.Int(field, 0, 1 << 20, fallback);
-      if (given != 0) fields.Refuse(field, absl::StrCat(given), "0");
-    };
-    none("hidden_size_per_layer_input", 256);
-    none("num_kv_shared_layers", 0);
-  }
   // Of Granites that have other layers beside attention.
   static constexpr char kPositions[] = "position_embedding_type";
   if (family.multipliers && fields.String(kPositions, "rope") != "rope") {

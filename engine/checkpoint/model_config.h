@@ -52,6 +52,15 @@ struct ModelSpec {
   // formats.
   int full_kv_heads = 0;
   int full_head_dim = 0;
+  // The last layers that have no K and V: they look at those of the last layer
+  // before them that sees as much. Their feed-forward layers may be twice as
+  // wide.
+  int shared_kv_layers = 0;
+  bool wide_shared = false;
+  // Numbers that each layer is told of a token beside the stream, and tokens
+  // that there are such of; 0: none.
+  int told = 0;
+  int told_vocab = 0;
   // Of multi-head latent attention (DeepSeek-V2, section 2.1), else 0: what
   // keys and values of all heads are made of, the same for queries (0: the
   // hidden state), what of a head's queries does not turn, and a head's values.
@@ -107,6 +116,18 @@ struct ModelSpec {
                ? KvHeads{full_kv_heads, full_head_dim}
                : KvHeads{kv_heads, head_dim};
   }
+  // Layers that have K and V, which come first, and whose a layer looks at.
+  int kv_layers() const { return layers - shared_kv_layers; }
+  bool has_kv(int layer) const { return layer < kv_layers(); }
+  // -1: there is none. ParseModelSpec gives no such model.
+  int kv_source(int layer) const {
+    if (has_kv(layer)) return layer;
+    int source = kv_layers() - 1;
+    while (source >= 0 && is_windowed(source) != is_windowed(layer)) --source;
+    return source;
+  }
+  // What all layers together are told.
+  int told_numbers() const { return layers * told; }
   bool values_are_keys(int layer) const {
     return keys_are_values && !is_windowed(layer);
   }
@@ -122,7 +143,7 @@ struct ModelSpec {
   int widest_head_dim() const { return std::max(head_dim, full_head_dim); }
   int qkv_rows(int layer) const {
     const KvHeads kv = kv_heads_of(layer);
-    return (heads + 2 * kv.count) * kv.dim;
+    return (heads + (has_kv(layer) ? 2 * kv.count : 0)) * kv.dim;
   }
   int widest_qkv_rows() const {
     return std::max((heads + 2 * kv_heads) * head_dim,
@@ -140,10 +161,12 @@ struct ModelSpec {
   }
   // Of the feed-forward layer that all rows take in a layer; 0: there is none.
   int dense_size(int layer) const {
-    return has_experts(layer) ? shared_size : intermediate_size;
+    const int size = has_experts(layer) ? shared_size : intermediate_size;
+    return wide_shared && !has_kv(layer) ? 2 * size : size;
   }
   int widest_dense_size() const {
-    return std::max(intermediate_size, shared_size);
+    const int size = std::max(intermediate_size, shared_size);
+    return wide_shared && shared_kv_layers > 0 ? 2 * size : size;
   }
   bool is_windowed(int layer) const { return window > 0 && windowed[layer]; }
   bool turns(int layer) const { return no_rope.empty() || !no_rope[layer]; }

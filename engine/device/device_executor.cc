@@ -118,7 +118,7 @@ void DeviceExecutor::Run(Flight& flight) {
     RunMixed(flight);
   } else {
     if (!backend_->Replay(*compute_, decode.key())) RunDecode(plan, decode);
-    ReportLayers(flight, model_->spec().layers);
+    ReportLayers(flight, model_->spec().kv_layers());
   }
   if (plan.drawn() > 0) FetchTokens(flight);
   compute_->Callback([&flight] {
@@ -160,7 +160,7 @@ void DeviceExecutor::MakeMasks(Flight& flight) {
 void DeviceExecutor::RunMixed(Flight& flight) {
   const StepPlan& plan = flight.plan;
   const std::byte* device = device_plan_->data();
-  const int layers = model_->spec().layers;
+  const int layers = model_->spec().kv_layers();
   const int group = LayersPerReport(*flight.step);
   Forward(
       *model_, RowsOf(plan), layers_.places,
@@ -203,7 +203,7 @@ StepAdapters DeviceExecutor::AdaptersOf(const Flight& flight) const {
 // What is reported of a sequence becomes slices of its own, so the mean entry
 // decides. Steps of single rows are decoding: nobody waits for their layers.
 int DeviceExecutor::LayersPerReport(const Step& step) const {
-  const int layers = model_->spec().layers;
+  const int layers = model_->spec().kv_layers();
   if (options_.layers_per_group > 0) return options_.layers_per_group;
   int64_t rows = 0;
   for (const StepEntry& entry : step.entries) {

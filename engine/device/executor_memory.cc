@@ -23,7 +23,7 @@ absl::Status DeviceExecutor::Initialize() {
     return absl::InvalidArgumentError(
         "executor: the pool's blocks have other parts than the model's");
   }
-  shape_ = {.num_layers = spec.layers,
+  shape_ = {.num_layers = spec.kv_layers(),
             .block_size = options_.block_size,
             .num_blocks = options_.num_blocks,
             .dtype = options_.kv_dtype};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -181,6 +182,39 @@ struct Pass {
     }
   }
 
+  // w.told = what all layers are told of the rows, of which x is the embedding.
+  void Tell(const kernels::Rows& rows, const void* x, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    const Model::Told& told = model.told();
+    const int numbers = spec.told_numbers();
+    // What the projection gives is to be scaled by hidden^-0.5, which its norm
+    // takes out again, with an epsilon in the same measure.
+    const auto eps = static_cast<float>(spec.norm_eps * spec.hidden_size);
+    backend.MatMul(queue, rows.num_rows, x, *told.projection, nullptr, w.told);
+    backend.RmsNorm(queue, rows.num_rows * spec.layers, spec.told, eps, w.told,
+                    nullptr, told.norm.weight, w.told);
+    backend.Embed(queue, rows, *told.table, told.scale, nullptr, w.activated);
+    backend.AddAndScale(queue, rows.num_rows, numbers,
+                        static_cast<float>(std::sqrt(0.5)), w.activated,
+                        w.told);
+  }
+
+  // w.delta = what the layer makes of what it is `told`, after x += w.delta.
+  void Listen(int index, int rows, const Model::ToldLayer& layer, void* x,
+              const void* told, Workspace& w) const {
+    const ModelSpec& spec = model.spec();
+    backend.RmsNorm(queue, rows, spec.hidden_size, 0, x, w.delta, nullptr,
+                    w.delta);
+    backend.MatMul(queue, rows, x, *layer.gate, nullptr, w.activated);
+    const auto* const own = static_cast<const std::byte*>(told) +
+                            static_cast<size_t>(index) * spec.told *
+                                SizeOf(backend.activation_type());
+    backend.ActivateTimes(queue, rows, spec.told, spec.activation, own,
+                          spec.told_numbers(), w.activated);
+    backend.MatMul(queue, rows, w.activated, *layer.output, nullptr, w.delta);
+    Norm(rows, layer.output_norm, w.delta, nullptr, w.delta);
+  }
+
   // w.delta = what all rows take of w.normed.
   void Dense(int index, int rows, const Model::Layer& layer,
              Workspace& w) const {
@@ -287,16 +321,19 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
   Pass pass{model, backend, queue, adapters, adapters.rows};
   const int hidden = spec.hidden_size;
   const int last = spec.layers - 1;
+  const int last_kv = spec.kv_layers() - 1;
   kernels::AttentionOptions look{
       .scale = static_cast<float>(spec.attention_scale),
       .soft_cap = static_cast<float>(spec.score_cap)};
   int n = rows[0].num_rows;
   void* x = w.x;
   const void* attention = w.attention;
+  const void* told = w.told;
   const void* delta = nullptr;
 
   backend.Embed(queue, rows[0], model.embedding(),
                 static_cast<float>(spec.embedding_scale), model.positions(), x);
+  if (spec.told > 0) pass.Tell(rows[0], x, w);
   for (int i = 0; i <= last; ++i) {
     const Model::Layer& layer = model.layers()[i];
     const LayerParts::Place place = places[static_cast<size_t>(i)];
@@ -305,10 +342,16 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     void* const kv = pass.Project(i, n, layer, w);
     const kernels::HeadNorms norms = pass.NormHeads(i, n, layer, w);
-    backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv, kv,
-                       own, place.layer);
-    kv_written(i + 1);
-    if (i == last && sampled.count == 0) return;  // KV was all that is wanted
+    if (spec.has_kv(i)) {
+      backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv,
+                         kv, own, place.layer);
+      kv_written(i + 1);
+    } else {
+      backend.RopeQueries(queue, seen, spec.heads, spec.kv_heads_of(i).dim,
+                          model.rope(i), norms, w.qkv);
+    }
+    // KV was all that is wanted.
+    if (i == last_kv && sampled.count == 0) return;
     look.window = spec.is_windowed(i) ? spec.window : 0;
     look.sinks = layer.sinks;
     backend.Attention(queue, seen, spec.heads, look, w.qkv,
@@ -321,8 +364,13 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
       backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);
       backend.GatherRows(queue, n, spec.heads * spec.kv_heads_of(i).dim,
                          sampled.row_ids, w.attention, w.sampled_attention);
+      if (spec.told > 0) {
+        backend.GatherRows(queue, n, spec.told_numbers(), sampled.row_ids,
+                           w.told, w.sampled_told);
+      }
       x = w.sampled_x;
       attention = w.sampled_attention;
+      told = w.sampled_told;
       pass.slots = adapters.sampled;
     }
     const void* const values = pass.Values(n, layer, attention, w);
@@ -332,6 +380,7 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     pass.NormForFeedForward(n, layer, x, /*whole=*/i != last, w);
     const void* const more = pass.FeedForward(i, n, layer, x, w);
     pass.OutputNorm(n, layer.mlp_output_norm, w, more);
+    if (spec.told > 0) pass.Listen(i, n, layer.told, x, told, w);
     delta = w.delta;
     if (layer.scale != 1) {
       backend.AddAndScale(queue, n, hidden, layer.scale, delta, x);
@@ -362,7 +411,7 @@ struct FloatParts {
   void* lora_inner = nullptr;
 };
 
-constexpr int kParts = 15;
+constexpr int kParts = 17;
 
 // One after another, each in whole cache lines.
 std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
@@ -389,9 +438,12 @@ std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
        {&w.experts, routed == 0 || spec.names.router_norm.empty()
                         ? 0
                         : rows * spec.hidden_size},
-       {&w.activated, rows * spec.widest_dense_size()},
+       {&w.activated,
+        rows * std::max(spec.widest_dense_size(), spec.told_numbers())},
+       {&w.told, rows * spec.told_numbers()},
        {&w.sampled_x, sampled * spec.hidden_size},
        {&w.sampled_attention, sampled * query},
+       {&w.sampled_told, sampled * spec.told_numbers()},
        {&floats.route_logits, routed * routes.logits() * sizeof(float)},
        {&floats.route_weights, routed * routes.weights() * sizeof(float)},
        {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},

@@ -40,9 +40,11 @@ class Workspace {
   // [max_rows, heads * head_dim]; of latent attention its queries before they
   // meet keys [max_rows, heads * query_dim]
   void* attention = nullptr;
-  void* delta = nullptr;      // [max_rows, hidden], not yet added to x
-  void* experts = nullptr;    // [max_rows, hidden], where normed by themselves
-  void* activated = nullptr;  // [max_rows, widest_dense_size()]
+  void* delta = nullptr;    // [max_rows, hidden], not yet added to x
+  void* experts = nullptr;  // [max_rows, hidden], where normed by themselves
+  // [max_rows, widest_dense_size()], or told_numbers() if those are more
+  void* activated = nullptr;
+  void* told = nullptr;  // [max_rows, told_numbers()]
   // Of many experts.
   float* route_logits = nullptr;   // [max_rows, routes.logits()]
   float* route_weights = nullptr;  // [max_rows, routes.weights()]
@@ -52,6 +54,7 @@ class Workspace {
   // Rows that are sampled, from the last layer's attention on.
   void* sampled_x = nullptr;          // [max_sampled, hidden]
   void* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
+  void* sampled_told = nullptr;       // [max_sampled, told_numbers()]
   float* logits = nullptr;            // [max_sampled, vocab]
 
  private:
@@ -82,8 +85,9 @@ struct RowLook {
 };
 
 // Issues the pass on `queue`. `kv_written(n)` is called when the KV of layers
-// [0, n) has been issued. Logits are in workspace.logits, in the order of
-// `sampled`. `rows` are as layers of each part see them, which `places` says.
+// [0, n) has been issued, of those that have any. Logits are in
+// workspace.logits, in the order of `sampled`. `rows` are as layers of each
+// part see them, which `places` says.
 void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
              absl::Span<const LayerParts::Place> places,
              const SampledRows& sampled, const StepAdapters& adapters,

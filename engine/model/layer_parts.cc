@@ -24,6 +24,14 @@ int OthersInOne(const ModelSpec& spec) {
   return std::max(windowed, full) / std::min(windowed, full);
 }
 
+// Layers without KV are where that is which they look at.
+void AddShared(const ModelSpec& spec, LayerParts* parts) {
+  for (int layer = spec.kv_layers(); layer < spec.layers; ++layer) {
+    const auto source = static_cast<size_t>(spec.kv_source(layer));
+    parts->places.push_back(LayerParts::Place(parts->places[source]));
+  }
+}
+
 // `size` of the cache's layers for a part: full parts come first.
 LayerParts Divide(const ModelSpec& spec, int full, int size) {
   const int others = spec.mixed_heads() ? size * OthersInOne(spec) : size;
@@ -32,16 +40,17 @@ LayerParts Divide(const ModelSpec& spec, int full, int size) {
   LayerParts divided;
   divided.layers_per_part = size;
   divided.parts.full = CeilDiv(full, full_size);
-  divided.parts.windowed = CeilDiv(spec.layers - full, windowed_size);
+  divided.parts.windowed = CeilDiv(spec.kv_layers() - full, windowed_size);
   int next_full = 0;
   int next_windowed = 0;
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  for (int layer = 0; layer < spec.kv_layers(); ++layer) {
     const bool windowed = spec.is_windowed(layer);
     const int own = windowed ? windowed_size : full_size;
     const int at = windowed ? next_windowed++ : next_full++;
     divided.places.push_back({at / own + (windowed ? divided.parts.full : 0),
                               at % own, HasOtherHeads(spec, layer)});
   }
+  AddShared(spec, &divided);
   return divided;
 }
 
@@ -77,29 +86,31 @@ void SetHeads(const ModelSpec& spec, kernels::KvShape* shape) {
 LayerParts OnePart(const ModelSpec& spec) {
   LayerParts one;
   int others = 0;
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  for (int layer = 0; layer < spec.kv_layers(); ++layer) {
     const bool other = HasOtherHeads(spec, layer);
     one.places.push_back({0, other ? others++ : one.layers_per_part++, other});
   }
-  if (others == 0) return one;
-  // Behind those that the cache's shape is of.
-  const int in_one = OthersInOne(spec);
-  for (LayerParts::Place& place : one.places) {
-    if (place.other) place.layer += one.layers_per_part * in_one;
+  if (others > 0) {  // behind those that the cache's shape is of
+    const int in_one = OthersInOne(spec);
+    for (LayerParts::Place& place : one.places) {
+      if (place.other) place.layer += one.layers_per_part * in_one;
+    }
+    one.layers_per_part += CeilDiv(others, in_one);
   }
-  one.layers_per_part += CeilDiv(others, in_one);
+  AddShared(spec, &one);
   return one;
 }
 
 // The fewest layers that nobody uses; of equal ones the fewest parts.
 LayerParts PartsOf(const ModelSpec& spec) {
   int full = 0;
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  const int layers = spec.kv_layers();
+  for (int layer = 0; layer < layers; ++layer) {
     full += !spec.is_windowed(layer);
   }
-  if (full == 0 || full == spec.layers) return OnePart(spec);
+  if (full == 0 || full == layers) return OnePart(spec);
   LayerParts best = OnePart(spec);
-  for (int size = std::min(full, spec.layers - full); size > 0; --size) {
+  for (int size = std::min(full, layers - full); size > 0; --size) {
     LayerParts divided = Divide(spec, full, size);
     if (divided.parts.count() > kMostParts) break;
     if (best.parts.windowed == 0 || divided.room() < best.room()) {

@@ -36,7 +36,7 @@ struct LayerParts {
 
   // Layers that a whole block has room for.
   int room() const { return layers_per_part * parts.count(); }
-  // What [begin, end) is made of, in order.
+  // What [begin, end) is made of, in order. REQUIRES: they have KV.
   std::vector<Run> Runs(int begin, int end) const;
 };
 

@@ -2,9 +2,11 @@
 #include "engine/model/leftovers.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstring>
 #include <string_view>
+#include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,11 @@
 namespace tandem::engine {
 namespace {
 
+// Behind a layer's number.
+constexpr std::array<std::string_view, 4> kKvParts = {
+    ".self_attn.k_proj.", ".self_attn.v_proj.", ".self_attn.k_norm.",
+    ".self_attn.v_norm."};
+
 // Old conversions carry what follows from the config (frequencies, masks).
 bool IsBuffer(const ModelSpec& spec, std::string_view name) {
   const auto& ignored = spec.names.ignored_suffixes;
@@ -22,6 +29,25 @@ bool IsBuffer(const ModelSpec& spec, std::string_view name) {
                      [&](std::string_view suffix) {
                        return !suffix.empty() && name.ends_with(suffix);
                      });
+}
+
+// Files carry what would make K and V of layers that look at other layers'.
+bool IsOfSharedKv(const ModelSpec& spec, std::string_view name) {
+  if (spec.shared_kv_layers == 0 || !name.starts_with(spec.names.layers)) {
+    return false;
+  }
+  name.remove_prefix(spec.names.layers.size());
+  int layer = -1;
+  const auto [end, error] =
+      std::from_chars(name.data(), name.data() + name.size(), layer);
+  if (error != std::errc() || layer < spec.kv_layers() ||
+      layer >= spec.layers) {
+    return false;
+  }
+  name.remove_prefix(static_cast<size_t>(end - name.data()));
+  return std::any_of(
+      kKvParts.begin(), kKvParts.end(),
+      [&](std::string_view part) { return name.starts_with(part); });
 }
 
 // Quantisers to GPTQ give every product a bias, of zeros where there is none.
@@ -81,7 +107,8 @@ absl::Status RefuseLeftovers(const ModelSpec& spec,
       continue;
     }
     if (packer.taken(tensor.name) || IsBuffer(spec, tensor.name) ||
-        IsOfDrafts(spec, tensor.name) || IsNoBias(spec, checkpoint, tensor) ||
+        IsOfDrafts(spec, tensor.name) || IsOfSharedKv(spec, tensor.name) ||
+        IsNoBias(spec, checkpoint, tensor) ||
         (spec.quantisation.kv_scales && IsKvScale(tensor.name))) {
       continue;
     }

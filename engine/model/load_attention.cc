@@ -49,6 +49,9 @@ absl::Status ModelLoader::LoadQkv(int index, Model::Layer& layer) {
                FusedOrder(spec_.rope, dim, spec_.heads, kv_heads,
                           names.qkv_in_groups)}};
     }
+    if (!spec_.has_kv(index)) {
+      return {{name(names.query, what), query, order(spec_.heads)}};
+    }
     return {{name(names.query, what), query, order(spec_.heads)},
             {name(names.key, what), key, order(kv_heads)},
             {name(spec_.values_are_keys(index) ? names.key : names.value, what),
@@ -58,8 +61,11 @@ absl::Status ModelLoader::LoadQkv(int index, Model::Layer& layer) {
       packer_.Pack(qkv(".weight"), hidden, MatrixUse::kProduct, layer.qkv);
   status.Update(
       AddHeadNorms(index, names.query_norm, spec_.heads, layer.query_norm));
-  status.Update(AddHeadNorms(index, names.key_norm, kv_heads, layer.key_norm));
-  if (spec_.normed_values) {
+  if (spec_.has_kv(index)) {
+    status.Update(
+        AddHeadNorms(index, names.key_norm, kv_heads, layer.key_norm));
+  }
+  if (spec_.normed_values && spec_.has_kv(index)) {
     AddValues(std::vector<float>(static_cast<size_t>(dim), 1.0f),
               &layer.value_norm);
   }

@@ -173,8 +173,8 @@ class AdapterReader {
             tensor.name,
             spec_.latent()
                 ? "models with latent attention take no adapters here"
-                : "models whose layers differ in their heads, or whose keys "
-                  "are their values, take no adapters here");
+                : "models whose layers differ in their heads or share K and V, "
+                  "or whose keys are their values, take no adapters here");
       }
       return Invalid(
           tensor.name,

@@ -24,8 +24,9 @@ std::vector<LoraSection> SectionsOf(const ModelSpec& spec) {
                         RotaryOrder(spec.rope, spec.head_dim, turning_heads)});
   };
   // Of what is reshaped no adapter is known; sections are as large in each
-  // layer; and one of keys that are values would change both.
-  if (spec.latent() || spec.mixed_heads() || spec.keys_are_values) {
+  // layer, and are there; and one of keys that are values would change both.
+  if (spec.latent() || spec.mixed_heads() || spec.keys_are_values ||
+      spec.shared_kv_layers > 0) {
     return sections;
   }
   if (!names.qkv.empty()) {

@@ -62,6 +62,21 @@ class Model {
     std::unique_ptr<kernels::Matrix> query_heads;
     std::unique_ptr<kernels::Matrix> value_heads;
   };
+  // What layers are told of tokens, of all layers one after another: by the
+  // token alone, times `scale`, and by its embedding. Each layer's is normed.
+  struct Told {
+    std::unique_ptr<kernels::Matrix> table;       // [told_vocab, told_numbers]
+    std::unique_ptr<kernels::Matrix> projection;  // [told_numbers, hidden]
+    Norm norm;                                    // [told]
+    float scale = 1;
+  };
+  // What a layer does with it: the stream lets it through, number by number,
+  // and what is made of that is normed and added.
+  struct ToldLayer {
+    std::unique_ptr<kernels::Matrix> gate;    // [told, hidden]; null: not told
+    std::unique_ptr<kernels::Matrix> output;  // [hidden, told]
+    Norm output_norm;
+  };
   struct Layer {
     Norm input_norm;             // [hidden], as all but the heads'
     Norm attention_output_norm;  // before the residual addition
@@ -76,6 +91,7 @@ class Model {
     const float* value_norm = nullptr;  // [head_dim], device; null: none
     float scale = 1;                    // of what the layer has added up
     Latent latent;
+    ToldLayer told;
     std::unique_ptr<kernels::Matrix> qkv;     // [qkv_rows, hidden]
     std::unique_ptr<kernels::Matrix> output;  // [hidden, heads * output_dim]
     // [2 * intermediate, hidden]; without gates [intermediate, hidden].
@@ -123,6 +139,7 @@ class Model {
   // The embedding's own where the head is tied.
   const kernels::Matrix& head() const { return head_ ? *head_ : *embedding_; }
   const float* head_bias() const { return head_bias_; }  // null: none
+  const Told& told() const { return told_; }  // no table: layers are not told
   const std::vector<Layer>& layers() const { return layers_; }
   const Norm& final_norm() const { return final_norm_; }
   const kernels::RopeTable& rope(int layer) const {
@@ -142,6 +159,7 @@ class Model {
   std::vector<std::string> dequantised_;
   std::unique_ptr<kernels::Matrix> embedding_;  // [vocab, hidden]
   std::unique_ptr<kernels::Matrix> head_;       // [vocab, hidden]
+  Told told_;
   std::vector<Layer> layers_;
   Norm final_norm_;
   kernels::RopeTable rope_;

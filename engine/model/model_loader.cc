@@ -140,6 +140,7 @@ absl::Status ModelLoader::LoadLayer(int index, Model::Layer& layer) {
   if (spec_.dense_size(index) > 0) status.Update(LoadDense(index, layer));
   status.Update(
       AddNorm(index, names.mlp_output_norm, hidden, layer.mlp_output_norm));
+  if (spec_.told > 0) status.Update(LoadToldLayer(index, layer.told));
   if (status.ok() && !names.layer_scale.empty()) {
     status = ReadNumber(NameOf(index, names.layer_scale, ""), &layer.scale);
   }
@@ -156,18 +157,12 @@ absl::Status ModelLoader::ReadNumber(const std::string& name, float* number) {
   return absl::OkStatus();
 }
 
-// transformers multiplies in the embedding's type.
-void ModelLoader::RoundEmbeddingScale() {
-  const TensorInfo* const embedding =
-      checkpoint_.Find(NameOf(spec_.names.embedding, ".weight"));
-  if (!spec_.embedding_scale_rounds || embedding == nullptr ||
-      embedding->dtype != "BF16") {
-    return;
-  }
-  auto bits = std::bit_cast<uint32_t>(
-      static_cast<float>(model_->spec_.embedding_scale));
+double ModelLoader::RoundedScale(const std::string& table, double scale) const {
+  const TensorInfo* const tensor = checkpoint_.Find(table);
+  if (tensor == nullptr || tensor->dtype != "BF16") return scale;
+  auto bits = std::bit_cast<uint32_t>(static_cast<float>(scale));
   bits += 0x7fffu + (bits >> 16 & 1u);  // to nearest, ties to even
-  model_->spec_.embedding_scale = std::bit_cast<float>(bits & 0xffff0000u);
+  return std::bit_cast<float>(bits & 0xffff0000u);
 }
 
 bool ModelLoader::HasHead() const {
@@ -233,7 +228,14 @@ absl::StatusOr<std::unique_ptr<Model>> ModelLoader::Load() {
       packer_.Pack({{NameOf(names.embedding, ".weight"), spec_.vocab_size}},
                    spec_.hidden_size, MatrixUse::kTokens, model_->embedding_);
   if (!status.ok()) return status;
-  RoundEmbeddingScale();
+  if (spec_.embedding_scale_rounds) {
+    model_->spec_.embedding_scale =
+        RoundedScale(NameOf(names.embedding, ".weight"), spec_.embedding_scale);
+  }
+  if (spec_.told > 0) {
+    status = LoadTold(model_->told_);
+    if (!status.ok()) return status;
+  }
   if (!names.positions.empty()) {
     // One vector: row after row.
     status =

@@ -2,7 +2,8 @@
 // Loads one model: which tensors make which matrix. Q, K and V become one
 // matrix, and so do gate and up: fewer, wider products. What a layer's
 // attention takes is read in load_attention.cc, of latent attention in
-// load_latent.cc, its feed-forward part in load_feed_forward.cc.
+// load_latent.cc, its feed-forward part in load_feed_forward.cc, what it is
+// told of tokens in load_told.cc.
 
 #ifndef TANDEM_ENGINE_MODEL_MODEL_LOADER_H_
 #define TANDEM_ENGINE_MODEL_MODEL_LOADER_H_
@@ -44,6 +45,8 @@ class ModelLoader {
   absl::Status LoadQkv(int index, Model::Layer& layer);
   absl::Status LoadLatent(int index, Model::Latent& latent);
   absl::Status LoadDense(int index, Model::Layer& layer);
+  absl::Status LoadTold(Model::Told& told);
+  absl::Status LoadToldLayer(int index, Model::ToldLayer& told);
   absl::Status LoadRouter(int index, Model::Layer& layer);
   absl::Status LoadExpertNorms(int index, Model::Layer& layer);
   absl::Status LoadExperts(int index, Model::Layer& layer);
@@ -69,7 +72,8 @@ class ModelLoader {
   absl::Status ReadNumber(const std::string& name, float* number);
   void AddRope(RopeSpec& rope, int head_dim, kernels::RopeTable& table);
   absl::Status UploadVectors();
-  void RoundEmbeddingScale();
+  // As transformers multiplies this tensor: in its type.
+  double RoundedScale(const std::string& table, double scale) const;
   bool HasHead() const;
   // A tensor's name in this checkpoint.
   std::string NameOf(std::string_view name, std::string_view what) const;

@@ -52,7 +52,8 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
     add(formats.routers, int64_t{2} * spec.head_dim, spec.head_dim);
     add(formats.routers, int64_t{spec.heads} * spec.head_dim, spec.query_dim());
   };
-  for (int layer = 0; layer < spec.layers; ++layer) {
+  add(formats.layers, spec.told_numbers(), hidden);
+  for (int layer = 0; layer < spec.kv_layers(); ++layer) {
     if (spec.latent()) {
       add_latent();
     } else {
@@ -82,12 +83,21 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
             .window = windowed ? spec.window : 0,
             .kv_heads = kv.count,
             .head_dim = kv.dim,
-            .kv_vector_bytes = kernels::KvVectorBytes(formats.kv, kv.dim)};
+            .kv_vector_bytes = kernels::KvVectorBytes(formats.kv, kv.dim),
+            .shared = kind.shared + (spec.has_kv(layer) ? 0 : 1)};
     const int64_t output =
         int64_t{spec.heads} * (spec.latent() ? spec.value_dim : kv.dim);
-    int64_t& work = last ? shape.last_after_attention : shape.after_attention;
-    int64_t& read =
-        last ? shape.last_after_attention_bytes : shape.after_attention_bytes;
+    const bool tail = layer >= spec.kv_layers() - 1;
+    if (!spec.has_kv(layer)) {
+      shape.tail += spec.qkv_rows(layer) * hidden;
+      shape.tail_bytes += bytes(formats.layers, spec.qkv_rows(layer), hidden);
+    }
+    int64_t& work = last   ? shape.last_after_attention
+                    : tail ? shape.tail
+                           : shape.after_attention;
+    int64_t& read = last   ? shape.last_after_attention_bytes
+                    : tail ? shape.tail_bytes
+                           : shape.after_attention_bytes;
     work += hidden * output;
     read += bytes(formats.layers, hidden, output);
     if (spec.latent()) {
@@ -98,6 +108,11 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       work += feed_forward(size);
       read += feed_forward_bytes(formats.layers, size);
     }
+    if (spec.told > 0) {
+      work += int64_t{2} * spec.told * hidden;
+      read += bytes(formats.layers, spec.told, hidden) +
+              bytes(formats.layers, hidden, spec.told);
+    }
     if (!spec.has_experts(layer)) continue;
     work += routes.logits() * hidden +
             routes.chosen * feed_forward(spec.expert_size);
@@ -105,10 +120,11 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
     if (last) {
       shape.last_has_experts = true;
     } else {
-      ++shape.expert_layers;
+      ++(tail ? shape.tail_expert_layers : shape.expert_layers);
     }
   }
-  shape.last_windowed = spec.layers > 0 && spec.is_windowed(spec.layers - 1);
+  shape.last_windowed =
+      spec.layers > 0 && spec.is_windowed(spec.kv_layers() - 1);
   return shape;
 }
 

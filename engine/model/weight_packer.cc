@@ -254,6 +254,9 @@ int64_t LeastWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec,
                          const LoadOptions& load) {
   const std::string head =
       absl::StrCat(std::string(spec.names.head), ".weight");
+  // Stays in its own type.
+  const std::string table =
+      absl::StrCat(std::string(spec.names.told_table), ".weight");
   int64_t sixteenths = 0;
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (spec.tied_head && tensor.name.ends_with(head)) continue;  // a copy
@@ -265,7 +268,8 @@ int64_t LeastWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec,
       continue;
     }
     const int64_t numbers = bytes / static_cast<int64_t>(kernels::SizeOf(*own));
-    if (load.quantisation.has_value()) {
+    const bool kept_so = spec.told > 0 && tensor.name == table;
+    if (load.quantisation.has_value() && !kept_so) {
       sixteenths += numbers * (load.quantisation == DType::kInt4 ? 8 : 16);
     } else {
       const DType kept = load.weight_dtype.value_or(*own);

@@ -101,7 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Families, AttentionOutput,
                          testing::Values("llama2_mha_f32", "smollm_tied_bf16",
                                          "mistral_window_f32", "qwen3_f32",
                                          "gemma2_f32", "gemma3_f32",
-                                         "gemma4_f32", "gpt2_f32"),
+                                         "gemma4_f32", "gemma4_few_f32",
+                                         "gpt2_f32"),
                          [](const auto& test) { return test.param; });
 
 TEST(AttentionOutputTest, LayersAreChosenMeansAreMeansAndNeighboursStay) {

@@ -104,23 +104,24 @@ INSTANTIATE_TEST_SUITE_P(
     Cluster, FamiliesTest,
     testing::Values(
         "qwen2_bf16", "qwen2_window_f32", "qwen3_f32", "gpt2_f32", "gemma2_f32",
-        "gemma3_f32", "gemma4_f32", "gemma4_moe_f32", "gemma4_whole_bf16",
-        "phi3_long_f32", "phi3_short_f32", "phi4_mini_f32", "mixtral_f32",
-        "qwen3_moe_f32", "qwen3_moe_dense_f32", "qwen2_moe_f32", "glm4_moe_f32",
-        "deepseek_v2_f32", "deepseek_v3_f32", "glm4_moe_lite_f32", "youtu_f32",
-        "minicpm3_f32", "dots1_f32", "minimax_m2_f32", "ernie4_5_moe_f32",
-        "gpt_neox_f32", "gpt_neox_serial_f32", "falcon_f32",
-        "falcon_serial_f32", "falcon_new_f32", "nemotron_f32", "arcee_f32",
-        "cohere_f32", "cohere_norms_f32", "stablelm_norms_f32", "cohere2_f32",
-        "phi2_f32", "stablelm_f32", "stablelm_parallel_f32",
-        "mistral_window_f32", "starcoder2_f32", "mistral3_whole_f32",
-        "gemma3_whole_f32", "gemma_f32", "smollm3_f32", "glm_f32", "glm4_f32",
-        "ernie45_f32", "seed_oss_f32", "granite_f32", "granitemoe_f32",
-        "granitemoe_shared_f32", "exaone4_f32", "helium_f32", "olmo_f32",
-        "olmo2_f32", "olmo3_f32", "olmoe_f32", "hunyuan_dense_f32",
-        "gpt_oss_f32", "ministral3_whole_f32", "hunyuan_moe_f32",
-        "qwen25_vl_f32", "qwen3_vl_f32", "qwen3_vl_moe_f32", "llama_linear_f32",
-        "llama_dynamic_f32", "llama_yarn_f32", "llama_long_f32"),
+        "gemma3_f32", "gemma4_f32", "gemma4_moe_f32", "gemma4_few_f32",
+        "gemma4_whole_bf16", "phi3_long_f32", "phi3_short_f32", "phi4_mini_f32",
+        "mixtral_f32", "qwen3_moe_f32", "qwen3_moe_dense_f32", "qwen2_moe_f32",
+        "glm4_moe_f32", "deepseek_v2_f32", "deepseek_v3_f32",
+        "glm4_moe_lite_f32", "youtu_f32", "minicpm3_f32", "dots1_f32",
+        "minimax_m2_f32", "ernie4_5_moe_f32", "gpt_neox_f32",
+        "gpt_neox_serial_f32", "falcon_f32", "falcon_serial_f32",
+        "falcon_new_f32", "nemotron_f32", "arcee_f32", "cohere_f32",
+        "cohere_norms_f32", "stablelm_norms_f32", "cohere2_f32", "phi2_f32",
+        "stablelm_f32", "stablelm_parallel_f32", "mistral_window_f32",
+        "starcoder2_f32", "mistral3_whole_f32", "gemma3_whole_f32", "gemma_f32",
+        "smollm3_f32", "glm_f32", "glm4_f32", "ernie45_f32", "seed_oss_f32",
+        "granite_f32", "granitemoe_f32", "granitemoe_shared_f32", "exaone4_f32",
+        "helium_f32", "olmo_f32", "olmo2_f32", "olmo3_f32", "olmoe_f32",
+        "hunyuan_dense_f32", "gpt_oss_f32", "ministral3_whole_f32",
+        "hunyuan_moe_f32", "qwen25_vl_f32", "qwen3_vl_f32", "qwen3_vl_moe_f32",
+        "llama_linear_f32", "llama_dynamic_f32", "llama_yarn_f32",
+        "llama_long_f32"),
     [](const auto& test) { return test.param; });
 
 class QuantisedTest : public testing::TestWithParam<std::string> {};
@@ -385,7 +386,7 @@ TEST_P(LostWorkerTest, ItsTokensAreThoseOfAnUndisturbedRun) {
 
 INSTANTIATE_TEST_SUITE_P(Cluster, LostWorkerTest,
                          testing::Values("mistral_window_f32", "mixtral_f32",
-                                         "gemma3_f32", "gemma4_f32"),
+                                         "gemma3_f32", "gemma4_few_f32"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

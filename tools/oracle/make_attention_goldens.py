@@ -21,7 +21,7 @@ import torch
 import transformers
 
 CASES = ["llama2_mha_f32", "smollm_tied_bf16", "mistral_window_f32", "qwen3_f32",
-         "gemma2_f32", "gemma3_f32", "gemma4_f32", "gpt2_f32"]
+         "gemma2_f32", "gemma3_f32", "gemma4_f32", "gemma4_few_f32", "gpt2_f32"]
 LENGTHS = [7, 45]
 TARGET = checkpoints.CASES.parent.parent / "engine_attention.json"
 

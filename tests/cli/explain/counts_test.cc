@@ -202,6 +202,44 @@ TEST(CountsTest, LayersMayHaveOtherHeads) {
   EXPECT_EQ(work.attention_flops, 4 * 4 * (8 * 4 + 11 * 16));
 }
 
+// The second layer looks at the first one's K and V, with a feed-forward layer
+// twice as wide, and both are told 3 numbers of each of 9 tokens.
+TEST(CountsTest, LayersWithoutKvAreLeftOutWhereNothingIsDrawn) {
+  ModelSpec spec = Toy();
+  spec.layers = 3;
+  spec.shared_kv_layers = 2;
+  spec.wide_shared = true;
+  spec.told = 3;
+  spec.told_vocab = 9;
+  const Formats formats{
+      .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kF32};
+  EXPECT_EQ(KvHeads(spec), "2 KV heads of 4, K and V in the first 1");
+  EXPECT_EQ(KvBytesPerToken(spec, DType::kF32), 2 * 2 * 4 * 4);
+  const double query = 4 * 4 * 8;
+  const double told = 2 * 3 * 8;
+  const double projection = 3 * 3 * 8;
+  const double first = kOutput + kFeedForward + told;
+  const double later = kOutput + 2 * kFeedForward + told;
+  const double all = projection + kQkv + first + 2 * (query + later) + kHead;
+  EXPECT_EQ(Parameters(spec), all + 9 * 3 * 3);
+  EXPECT_EQ(WeightBytes(spec, formats, 0), 4 * (all + 9 * 3 * 3));
+  const engine::WorkShape shape = ShapeOf(spec, formats);
+  EXPECT_EQ(shape.StepWeightBytes(5, 1), 4 * all);
+  EXPECT_EQ(shape.StepWeightBytes(5, 0), 4 * (projection + kQkv));
+  const engine::Work drawn = shape.EntryWork(/*first=*/4, /*rows=*/2, 1);
+  EXPECT_EQ(drawn.kv_rows, 2 * 2);
+  EXPECT_EQ(drawn.kv_bytes_written, 2 * 2 * 2 * 4 * 4);
+  EXPECT_EQ(drawn.kv_bytes_read, 3 * 6 * 2 * 2 * 4 * 4);
+  EXPECT_EQ(drawn.query_key_pairs, 3 * 4 * (5 + 6));
+  EXPECT_EQ(drawn.matrix_flops,
+            2 * (2 * (projection + kQkv + first + query + later + query) +
+                 later + kHead));
+  const engine::Work part = shape.EntryWork(4, 2, 0);
+  EXPECT_EQ(part.kv_rows, drawn.kv_rows);
+  EXPECT_EQ(part.query_key_pairs, 0);
+  EXPECT_EQ(part.matrix_flops, 2 * 2 * (projection + kQkv));
+}
+
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   const Formats formats{
       .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};

@@ -198,16 +198,91 @@ TEST(Gemma4Config, ExpertsAreThereWhereTheConfigSaysSo) {
   EXPECT_FALSE(Parse(coded).ok());
 }
 
+// The shape of E2B.
+json Few() {
+  json config = Dense();
+  json& text = config["text_config"];
+  text.update({{"hidden_size", 1536},
+               {"intermediate_size", 6144},
+               {"num_hidden_layers", 35},
+               {"num_attention_heads", 8},
+               {"num_key_value_heads", 1},
+               {"attention_k_eq_v", false},
+               {"sliding_window", 512},
+               {"num_kv_shared_layers", 20},
+               {"use_double_wide_mlp", true}});
+  text.erase("num_global_key_value_heads");
+  text.erase("hidden_size_per_layer_input");
+  text["layer_types"] = json::array();
+  for (int i = 0; i < 35; ++i) {
+    text["layer_types"].push_back(i % 5 == 4 ? "full_attention"
+                                             : "sliding_attention");
+  }
+  return config;
+}
+
+TEST(Gemma4Config, SmallModelsShareKvAndAreToldOfTokens) {
+  const auto spec = Parse(Few());
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->kv_layers(), 15);
+  EXPECT_TRUE(spec->has_kv(14));
+  EXPECT_FALSE(spec->has_kv(15));
+  EXPECT_EQ(spec->kv_source(15), 13);
+  EXPECT_EQ(spec->kv_source(19), 14);
+  EXPECT_EQ(spec->qkv_rows(13), (8 + 2) * 256);
+  EXPECT_EQ(spec->qkv_rows(15), 8 * 256);
+  EXPECT_EQ(spec->qkv_rows(19), 8 * 512);
+  EXPECT_EQ(spec->dense_size(14), 6144);
+  EXPECT_EQ(spec->dense_size(15), 12288);
+  EXPECT_EQ(spec->widest_dense_size(), 12288);
+  EXPECT_EQ(spec->told, 256) << "where it is left out";
+  EXPECT_EQ(spec->told_vocab, 262144);
+  EXPECT_EQ(spec->told_numbers(), 35 * 256);
+  const auto with = [](const char* key, const json& value) {
+    json config = Few();
+    config["text_config"][key] = value;
+    const auto other = Parse(config);
+    return other.ok() ? other->Canonical() : other.status().ToString();
+  };
+  for (const auto& other :
+       {with("num_kv_shared_layers", 19), with("use_double_wide_mlp", false),
+        with("hidden_size_per_layer_input", 0)}) {
+    EXPECT_NE(other, spec->Canonical());
+  }
+  // Without layers that share nothing is twice as wide.
+  EXPECT_EQ(with("num_kv_shared_layers", 0), [&] {
+    json config = Few();
+    config["text_config"]["num_kv_shared_layers"] = 0;
+    config["text_config"]["use_double_wide_mlp"] = false;
+    return Parse(config)->Canonical();
+  }());
+}
+
+TEST(Gemma4Config, LayersAreToldOfEveryToken) {
+  json config = Few();
+  config["text_config"]["vocab_size_per_layer_input"] = 262143;
+  const auto refused = Parse(config);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(std::string(refused.status().message())
+                .find("text_config.vocab_size_per_layer_input: 262143; must be "
+                      "at least vocab_size, 262144"),
+            std::string::npos)
+      << refused.status();
+}
+
 TEST(Gemma4Config, WhatIsNotServedIsRefused) {
   const struct {
     const char* key;
     json value;
     const char* message;
   } cases[] = {
-      {"hidden_size_per_layer_input", 256,
-       "text_config.hidden_size_per_layer_input: 256; must be 0"},
-      {"num_kv_shared_layers", 20,
-       "text_config.num_kv_shared_layers: 20; must be 0"},
+      {"hidden_size_per_layer_input", -1,
+       "text_config.hidden_size_per_layer_input: -1; must be"},
+      {"num_kv_shared_layers", 60,
+       "text_config.num_kv_shared_layers: 60; must be"},
+      {"num_kv_shared_layers", 55,
+       "text_config.num_kv_shared_layers: 55; must be so many that layers "
+       "before them see as much as each"},
       {"enable_moe_block", true, "text_config.num_experts: missing"},
       {"use_bidirectional_attention", "all",
        "text_config.use_bidirectional_attention: \"all\"; must be"},

@@ -130,6 +130,39 @@ TEST(LayerParts, SeveralLayersWithSmallerHeadsLieInOnePlace) {
   }
 }
 
+// Gemma 4 E2B: every fifth layer sees all, the last 20 have no KV.
+TEST(LayerParts, LayersWithoutKvAreWhereThatIsWhichTheyLookAt) {
+  ModelSpec spec = Alternating(35, 5);
+  spec.kv_heads = spec.full_kv_heads = 1;
+  spec.head_dim = 256;
+  spec.full_head_dim = 512;
+  spec.shared_kv_layers = 20;
+  EXPECT_EQ(spec.kv_source(12), 12);
+  EXPECT_EQ(spec.kv_source(34), 14);
+  EXPECT_EQ(spec.kv_source(33), 13);
+  for (const bool parted : {false, true}) {
+    const LayerParts layers = parted ? PartsOf(spec) : OnePart(spec);
+    EXPECT_EQ(layers.room(), 9);  // 3, and 12 of half their size
+    ASSERT_EQ(layers.places.size(), 35u);
+    for (int i = 15; i < 35; ++i) {
+      const LayerParts::Place place = layers.places[static_cast<size_t>(i)];
+      const LayerParts::Place source =
+          layers.places[static_cast<size_t>(spec.is_windowed(i) ? 13 : 14)];
+      EXPECT_EQ(place.part, source.part) << i;
+      EXPECT_EQ(place.layer, source.layer) << i;
+      EXPECT_EQ(place.other, source.other) << i;
+    }
+    // As without them.
+    ModelSpec first = Alternating(15, 5);
+    first.kv_heads = first.full_kv_heads = 1;
+    first.head_dim = 256;
+    first.full_head_dim = 512;
+    const LayerParts own = parted ? PartsOf(first) : OnePart(first);
+    EXPECT_EQ(own.parts, layers.parts);
+    EXPECT_EQ(own.layers_per_part, layers.layers_per_part);
+  }
+}
+
 TEST(LayerParts, IsOneWhereAllLayersSeeAlike) {
   ModelSpec spec = Alternating(8, 100);  // all have the window
   EXPECT_EQ(PartsOf(spec).parts, KvParts());

@@ -356,8 +356,23 @@ TEST_F(LoraTest, LayersWithOtherHeadsAndKeysThatAreValuesTakeNone) {
     EXPECT_EQ(spec->mixed_heads(), !alike);
     const auto read = ReadLoraAdapter(dir.path(), *spec, LoraLayout(*spec, 8));
     EXPECT_THAT(read.status().message(),
-                HasSubstr("models whose layers differ in their heads, or "
-                          "whose keys are their values, take no adapters"));
+                HasSubstr("models whose layers differ in their heads or share "
+                          "K and V, or whose keys are their values, take no "
+                          "adapters"));
+  }
+}
+
+TEST_F(LoraTest, LayersThatShareKvTakeNone) {
+  const TempDir dir;
+  WriteAdapter(adapters_["llama_all"], dir);
+  json config = LoadCases()["gemma4_few_f32"]["config"];
+  config["global_head_dim"] = config["head_dim"];
+  for (const int shared : {0, 3}) {
+    config["num_kv_shared_layers"] = shared;
+    const auto spec = ParseModelSpec("config.json", config.dump(), "", "");
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_FALSE(spec->mixed_heads());
+    EXPECT_EQ(LoraLayout(*spec, 8).sections().empty(), shared > 0);
   }
 }
 

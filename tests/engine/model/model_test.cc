@@ -260,6 +260,60 @@ TEST_F(ModelTest, ScalesOfAKvCacheAreLeftOut) {
   }
 }
 
+// Published files have them, though nothing takes them.
+TEST_F(ModelTest, WhatWouldMakeSharedKvIsLeftOut) {
+  const struct {
+    const char* name;
+    bool placed;
+  } cases[] = {{"model.layers.4.self_attn.k_proj.weight", true},
+               {"model.layers.6.self_attn.v_proj.weight", true},
+               {"model.layers.5.self_attn.k_norm.weight", true},
+               {"model.layers.7.self_attn.k_proj.weight", false},
+               {"model.layers.4.self_attn.kv_proj.weight", false},
+               {"model.layers.4.mlp.k_proj.weight", false}};
+  for (const auto& c : cases) {
+    json spec = LoadCases()["gemma4_few_f32"];
+    spec["tensors"].push_back({c.name, {32, 64}});
+    WriteCheckpoint(spec, dir_);
+    const absl::Status status = Load().status();
+    EXPECT_EQ(status.ok(), c.placed) << c.name << ": " << status;
+  }
+}
+
+TEST_F(ModelTest, WhatLayersAreToldIsScaledInItsOwnType) {
+  json spec = LoadCases()["gemma4_few_f32"];
+  for (const auto& [dtype, scale] :
+       {std::pair{"F32", std::sqrt(12.0f)}, std::pair{"BF16", 3.46875f}}) {
+    spec["dtype"] = dtype;
+    WriteCheckpoint(spec, dir_);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->told().scale, scale) << dtype;
+  }
+}
+
+// The table of what layers are told is much of a small model.
+TEST_F(ModelTest, WhatLayersAreToldOfTokensIsNotQuantised) {
+  Write("gemma4_few_f32");
+  const auto plain = Load();
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const auto coded = Load({.quantisation = DType::kInt4});
+  ASSERT_TRUE(coded.ok()) << coded.status();
+  const Model::Told& told = (*coded)->told();
+  EXPECT_EQ(told.table->dtype(), DType::kF32);
+  EXPECT_EQ(told.projection->dtype(), DType::kInt4);
+  EXPECT_EQ((*coded)->layers()[0].told.gate->dtype(), DType::kInt4);
+  EXPECT_EQ((*coded)->layers()[6].gate_up->rows(), 4 * 72);
+  // Numbers in four bits each, but for the table's.
+  const ModelSpec& spec = (*plain)->spec();
+  const int64_t table = int64_t{4} * 136 * 7 * 12;
+  const int64_t whole = LeastWeightBytes(*checkpoint_, spec, {});
+  EXPECT_EQ(
+      LeastWeightBytes(*checkpoint_, spec,
+                       {.weight_dtype = {}, .quantisation = DType::kInt4}),
+      table + (whole - table) / 8);
+}
+
 TEST_F(ModelTest, AHeadThatIsNeitherTiedNorThereIsMissed) {
   Write("smollm_tied_bf16", {{"tie_word_embeddings", false}});
   EXPECT_THAT(std::string(Load().status().message()),
