@@ -32,6 +32,7 @@ Receiver::Impl::Impl(const ReceiverOptions& options, Loop* loop, Random* random,
       arena_(options.num_slabs, options.slabs_per_peer, random->Next() >> 1),
       credits_(static_cast<size_t>(options.num_slabs)),
       quarantine_(loop) {
+  CheckLayers(options.layers);
   ways_.push_back(NewGrpcReceiverWay(options.host_memory, options.slab_bytes));
 }
 

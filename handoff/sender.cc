@@ -36,6 +36,7 @@ Sender::Impl::Impl(const SenderOptions& options, Loop* loop, Random*, Dial dial,
              static_cast<int>(std::max<int64_t>(
                  1, options.staging_bytes / options.slab_bytes))),
       staging_(MapStaging(options, arena_.counts().total)) {
+  CheckLayers(options.layers);
   ways_.push_back(NewGrpcSenderWay());
 }
 

@@ -5,7 +5,15 @@
 #include <cstddef>
 #include <iterator>
 
+#include "common/check.h"
+
 namespace tandem::handoff {
+
+void CheckLayers(const WireLayers& layers) {
+  TANDEM_CHECK(layers.windowed.empty() ||
+                   layers.windowed.size() == static_cast<size_t>(layers.count),
+               "each layer has a window or has none");
+}
 
 int64_t Rows(const SliceRange& range) {
   return int64_t{range.layer_end - range.layer_begin} *

@@ -12,6 +12,9 @@
 
 namespace tandem::handoff {
 
+// Programming errors end the process.
+void CheckLayers(const WireLayers& layers);
+
 // Of a slice, as (layer, position) pairs: the unit of all accounting.
 int64_t Rows(const SliceRange& range);
 

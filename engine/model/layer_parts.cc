@@ -128,7 +128,8 @@ KvWindow WindowOf(const ModelSpec& spec) {
 }
 
 std::vector<bool> WindowedLayers(const ModelSpec& spec) {
-  return WindowOf(spec).frees_parts() ? spec.windowed : std::vector<bool>();
+  if (!WindowOf(spec).frees_parts()) return {};
+  return {spec.windowed.begin(), spec.windowed.begin() + spec.kv_layers()};
 }
 
 }  // namespace tandem::engine

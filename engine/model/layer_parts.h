@@ -51,7 +51,7 @@ LayerParts PartsOf(const ModelSpec& spec);
 
 // What a sequence of the model lets go of its blocks, in those parts.
 KvWindow WindowOf(const ModelSpec& spec);
-// [layers] whose parts are let go; empty: a block is one part.
+// [layers with KV] whose parts are let go; empty: a block is one part.
 std::vector<bool> WindowedLayers(const ModelSpec& spec);
 
 }  // namespace tandem::engine

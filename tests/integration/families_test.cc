@@ -211,7 +211,7 @@ TEST_P(SmallPoolTest, APromptIsServedThatDoesNotFitAsAWhole) {
 
 INSTANTIATE_TEST_SUITE_P(Cluster, SmallPoolTest,
                          testing::Values("gemma3_f32", "gemma4_f32",
-                                         "gpt_oss_f32"),
+                                         "gemma4_few_f32", "gpt_oss_f32"),
                          [](const auto& test) { return test.param; });
 
 class BeamsTest : public testing::TestWithParam<std::string> {};
