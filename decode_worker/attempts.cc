@@ -61,39 +61,43 @@ void DecodeCore::UseFreeBlocks() {
   }
 }
 
+// What a handoff need not bring, behind empty blocks for those that nobody
+// needs.
+engine::CachedPrefix DecodeCore::FindForHandoff(
+    const Call& call, absl::Span<const engine::BlockHash> hashes) {
+  engine::CachedPrefix found = cache_.Find(hashes);
+  // Windowed parts come anyway of all that the next position sees.
+  const int first_whole = FirstWhole(call);
+  if (options_.engine.window.frees_parts() && found.size() < first_whole) {
+    engine::CachedPrefix partly = cache_.FindPartly(hashes.first(
+        std::min(hashes.size(), static_cast<size_t>(first_whole))));
+    if (partly.size() > found.size()) found = std::move(partly);
+  }
+  // All of it is behind the window, or the pool never has room for what its
+  // end sees and for what comes behind it.
+  const int first = FirstBlock(call);
+  const int all = cache_.Held(found) + InWhole(RoomBehind(call, found.size()));
+  if (found.size() <= first || all > pool_->counts().total) {
+    return {std::vector<engine::BlockRef>(static_cast<size_t>(first)), first};
+  }
+  return found;
+}
+
 bool DecodeCore::TryGrant(Call* call) {
   if (TANDEM_FAILPOINT("decode.reserve", "crash fail")) return false;
   Landing& landing = call->landing;
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = Hashes(*call, landing.formats, positions);
-  engine::CachedPrefix found = cache_.Find(hashes);
-  const int first_whole = FirstWhole(*call);
-  // Windowed parts come anyway of all that the next position sees.
-  if (options_.engine.window.frees_parts() && found.size() < first_whole) {
-    engine::CachedPrefix partly =
-        cache_.FindPartly(absl::MakeConstSpan(hashes).first(
-            std::min(hashes.size(), static_cast<size_t>(first_whole))));
-    if (partly.size() > found.size()) found = std::move(partly);
-  }
-  int cached = found.size() * pool_->block_size();
-  // All of it is behind the window, or the pool never has room for what its
-  // end sees and for what comes behind it.
-  const auto reserved = [&] { return BlocksFor(positions) - found.size(); };
-  // The windowed parts of the first of those are never seen, nor sent.
-  const auto lacking = [&] { return std::max(0, first_whole - found.size()); };
-  const auto new_blocks = [&] { return pool_->InWhole(reserved(), lacking()); };
-  const bool too_much =
-      cache_.Held(found) + new_blocks() > pool_->counts().total;
-  if (const int first = FirstBlock(*call); found.size() <= first || too_much) {
-    found = {std::vector<engine::BlockRef>(static_cast<size_t>(first)), first};
-    cached = 0;
-  }
+  engine::CachedPrefix found = FindForHandoff(*call, hashes);
+  const int cached =
+      found.size() > found.first ? found.size() * pool_->block_size() : 0;
+  const Room room = RoomBehind(*call, found.size());
   // One block for each running sequence stays: a grant that makes the next
   // step preempt somebody has won nothing.
-  const int wanted = engine::PrefixCache::Missing(found) + new_blocks();
+  const int wanted = engine::PrefixCache::Missing(found) + InWhole(room);
   if (pool_->available() < wanted + engine_.stats().running) return false;
   cache_.Restore(hashes, &found, call->cache_owner);
-  landing.reserved = pool_->Reserve(reserved(), lacking());
+  landing.reserved = pool_->Reserve(room.blocks, room.lacking);
   landing.matched = std::move(found);
   TANDEM_CHECK(landing.reserved.has_value(), "they were available");
   landing.block_table.clear();
@@ -107,8 +111,8 @@ bool DecodeCore::TryGrant(Call* call) {
   landing.grant.position_begin =
       std::min(landing.matched.size() * pool_->block_size(), positions);
   landing.grant.position_end = positions;
-  landing.grant.windowed_begin =
-      std::max(landing.grant.position_begin, first_whole * pool_->block_size());
+  landing.grant.windowed_begin = std::max(
+      landing.grant.position_begin, FirstWhole(*call) * pool_->block_size());
   landing.grant.head_begin = 0;
   landing.grant.head_end = shape.kv_heads;
   landing.grant.wire = shape.dtype;

@@ -483,10 +483,12 @@ int DecodeCore::FirstWhole(const Call& call) const {
 }
 
 int DecodeCore::BlocksAtGrant(const Call& call) const {
-  const int first = FirstBlock(call);
-  return pool_->InWhole(
-      BlocksFor(static_cast<int>(call.history.size())) - first,
-      FirstWhole(call) - first);
+  return InWhole(RoomBehind(call, FirstBlock(call)));
+}
+
+DecodeCore::Room DecodeCore::RoomBehind(const Call& call, int there) const {
+  return {BlocksFor(static_cast<int>(call.history.size())) - there,
+          std::max(0, FirstWhole(call) - there)};
 }
 
 int DecodeCore::ExpectedBlocks(const Call& call) const {

@@ -168,6 +168,8 @@ class DecodeCore final : private engine::EngineListener,
 
   // Blocks became free: grants the oldest waiting offers and local prefills.
   void UseFreeBlocks();
+  engine::CachedPrefix FindForHandoff(
+      const Call& call, absl::Span<const engine::BlockHash> hashes);
   bool TryGrant(Call* call);
   bool TryLocal(Call* call);
   void ScheduleUseFreeBlocks();
@@ -178,6 +180,16 @@ class DecodeCore final : private engine::EngineListener,
   int FirstBlock(const Call& call) const;
   // Likewise, of which it needs all parts.
   int FirstWhole(const Call& call) const;
+  // Of a call's history, the blocks behind so many that are there, and how many
+  // of those, the first, need no windowed parts.
+  struct Room {
+    int blocks = 0;
+    int lacking = 0;
+  };
+  Room RoomBehind(const Call& call, int there) const;
+  int InWhole(const Room& room) const {
+    return pool_->InWhole(room.blocks, room.lacking);
+  }
   int BlocksAtGrant(const Call& call) const;
   int ExpectedBlocks(const Call& call) const;
   int ExpectedBlocks(int history, int width, bool kv_cache) const;
