@@ -706,8 +706,8 @@ TEST(PrefillCoreTest, WhatAGrantWantsMayBeMoreThanThePool) {
     PrefillMachine* const prefill = rig.AddPrefill(
         "prefill", {.num_blocks = blocks},
         [](auto* options) { options->engine.max_num_batched_tokens = 32; });
-    Request* const request =
-        rig.Split({.prompt = Prompt(200)}, decode, prefill);
+    Request* const request = rig.Split(
+        {.prompt = Prompt(200), .bypass_prefix_cache = true}, decode, prefill);
     if (blocks == 13) {
       rig.RunUntilEnded();
       request->ExpectAllRight();
