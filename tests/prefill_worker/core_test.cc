@@ -365,25 +365,39 @@ TEST(PrefillCoreTest, OneSuspectAtATimeIsBegun) {
 }
 
 TEST(PrefillCoreTest, NothingThatWasComputedIsEverPreempted) {
-  Rig rig;
-  // Two of these histories fit, twelve want to; none of the decode workers has
-  // more than its share.
-  PrefillMachine* const prefill = rig.AddPrefill("prefill", {.num_blocks = 30});
-  for (const char* const name : {"one", "two", "three"}) {
-    rig.AddDecode(name, {.num_blocks = 512});
+  const struct {
+    int window;
+    int full_layers;
+    int blocks;
+    bool run_ahead;
+  } cases[] = {{0, 0, 30, false},  {0, 0, 30, true},   {40, 0, 20, false},
+               {40, 0, 20, true},  {40, 1, 20, false}, {40, 1, 20, true},
+               {40, 1, 10, false}, {40, 1, 10, true}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.window, ", ", c.full_layers, ", ", c.blocks,
+                              c.run_ahead ? ", ahead" : ""));
+    Rig rig(1, c.window, c.full_layers);
+    // Few of these histories fit, twelve want to; none of the decode workers
+    // has more than its share.
+    PrefillMachine* const prefill = rig.AddPrefill(
+        "prefill", {.num_blocks = c.blocks},
+        [&](auto* options) { options->engine.run_ahead = c.run_ahead; });
+    for (const char* const name : {"one", "two", "three"}) {
+      rig.AddDecode(name, {.num_blocks = 512});
+    }
+    for (int i = 0; i < 12; ++i) {
+      rig.Split({.prompt = Prompt(200, i), .max_tokens = 4},
+                rig.decodes[static_cast<size_t>(i % 3)].get(), prefill);
+    }
+    rig.RunUntilEnded();
+    for (const auto& request : rig.requests) {
+      request->ExpectAllRight();
+      EXPECT_EQ(request->opened.size(), 1u);
+    }
+    EXPECT_EQ(prefill->core->engine_stats().preemptions, 0);
+    EXPECT_EQ(prefill->device->rows(), 12 * 200);
+    rig.ExpectNothingLeft();
   }
-  for (int i = 0; i < 12; ++i) {
-    rig.Split({.prompt = Prompt(200, i), .max_tokens = 4},
-              rig.decodes[static_cast<size_t>(i % 3)].get(), prefill);
-  }
-  rig.RunUntilEnded();
-  for (const auto& request : rig.requests) {
-    request->ExpectAllRight();
-    EXPECT_EQ(request->opened.size(), 1u);
-  }
-  EXPECT_EQ(prefill->core->engine_stats().preemptions, 0);
-  EXPECT_EQ(prefill->device->rows(), 12 * 200);
-  rig.ExpectNothingLeft();
 }
 
 // ---- KV that waits for a decode worker
