@@ -37,7 +37,7 @@ function(tandem_unity target)
   if(TANDEM_UNITY AND
      NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/kernels")
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON
-                          UNITY_BUILD_BATCH_SIZE 6)
+                          UNITY_BUILD_BATCH_SIZE 16)
   endif()
 endfunction()
 

@@ -71,7 +71,7 @@ stage_asan() {
 stage_tsan() {
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
   build tsan tsan-tests
-  run_tests tsan -L tsan
+  run_tests tsan -L tsan --parallel "$(nproc)"
 }
 
 # The CUDA backend's logic runs over the grid emulator in the other stages.

@@ -98,21 +98,32 @@ bool IsNorm(const std::string& name) {
          absl::StrContains(name, "layernorm_");
 }
 
-// Value of one random draw; exact in the case's type.
-float Value(uint64_t z, const std::string& name, const json& spec, bool wide) {
-  const double fraction = std::ldexp(static_cast<double>(z >> 40), -23) - 1;
-  if (IsNorm(name)) {
-    const double coarse = (static_cast<double>(z >> 57) - 64) / 128;
-    return static_cast<float>(1 + (wide ? fraction / 2 : coarse));
+// How a tensor's values follow from random draws; exact in the case's type.
+struct Values {
+  Values(const std::string& name, const json& spec)
+      : norm(IsNorm(name)), wide(spec.at("dtype") == "F32") {
+    if (norm) return;
+    exponent = absl::EndsWith(name, ".bias") ? -3
+               : absl::StrContains(name, "embed_tokens") ||
+                       absl::StrContains(name, "lm_head")
+                   ? Int(spec, "embedding_exponent")
+                   : Int(spec, "matrix_exponent");
   }
-  const double coarse = (static_cast<double>(z >> 56) - 128) / 128;
-  const int exponent = absl::EndsWith(name, ".bias") ? -3
-                       : absl::StrContains(name, "embed_tokens") ||
-                               absl::StrContains(name, "lm_head")
-                           ? Int(spec, "embedding_exponent")
-                           : Int(spec, "matrix_exponent");
-  return static_cast<float>(std::ldexp(wide ? fraction : coarse, exponent));
-}
+
+  float Of(uint64_t z) const {
+    const double fraction = static_cast<double>(z >> 40) * 0x1p-23 - 1;
+    if (norm) {
+      const double coarse = (static_cast<double>(z >> 57) - 64) / 128;
+      return static_cast<float>(1 + (wide ? fraction / 2 : coarse));
+    }
+    const double coarse = (static_cast<double>(z >> 56) - 128) / 128;
+    return static_cast<float>(std::ldexp(wide ? fraction : coarse, exponent));
+  }
+
+  bool norm;
+  bool wide;
+  int exponent = 0;
+};
 
 // REQUIRES: exact in f16, and normal or zero.
 uint16_t ExactF16(float value) {
@@ -144,9 +155,9 @@ std::string SafetensorsFile(const json& spec,
     SplitMix random(spec.at("seed").get<uint64_t>() ^ Fnv1a(shape.name));
     const int values =
         std::max(1, shape.stack) * std::max(1, shape.rows) * shape.cols;
+    const Values drawn(shape.name, spec);
     for (int i = 0; i < values; ++i) {
-      AppendValue(Value(random.Next(), shape.name, spec, dtype == "F32"), dtype,
-                  data);
+      AppendValue(drawn.Of(random.Next()), dtype, data);
     }
     absl::StrAppend(&header, header.size() > 1 ? "," : "", "\"", shape.name,
                     "\":{\"dtype\":\"", dtype, "\",\"shape\":[",
@@ -459,13 +470,16 @@ json ReadGolden(std::string_view file) {
   return content;
 }
 
-json LoadCases() {
-  json cases = ReadGolden("cases.json");
-  const json all = ReadGolden("tensors.json");
-  for (const auto& [name, tensors] : all.items()) {
-    cases[name]["tensors"] = tensors;
-  }
-  return cases;
+const json& LoadCases() {
+  static const json* const cases = [] {
+    auto* const all = new json(ReadGolden("cases.json"));
+    const json named = ReadGolden("tensors.json");
+    for (const auto& [name, tensors] : named.items()) {
+      (*all)[name]["tensors"] = tensors;
+    }
+    return all;
+  }();
+  return *cases;
 }
 
 void WriteAdapter(const json& adapter, const TempDir& dir) {

@@ -25,7 +25,7 @@ namespace tandem::engine {
 nlohmann::json ReadGolden(std::string_view file);
 
 // Case names to their specs.
-nlohmann::json LoadCases();
+const nlohmann::json& LoadCases();
 
 void WriteCheckpoint(const nlohmann::json& spec, const TempDir& dir);
 

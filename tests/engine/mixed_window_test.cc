@@ -369,7 +369,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen2_window_f32", false, DType::kF32},
                     Case{"gemma4_f32", false, DType::kF32},
                     Case{"gemma4_whole_bf16", false, DType::kInt8},
-                    Case{"gemma4_f32", true, DType::kF32},
                     Case{"gemma4_few_f32", false, DType::kInt4},
                     Case{"gemma4_few_f32", true, DType::kF32}),
     [](const auto& test) { return test.param.name(); });

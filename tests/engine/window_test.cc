@@ -18,9 +18,9 @@ namespace {
 
 using kernels::DType;
 
-constexpr int kBlock = 8;
+constexpr int kBlockSize = 8;
 
-struct Case {
+struct WindowCase {
   bool cuda;
   DType activations;
   DType kv;
@@ -31,7 +31,7 @@ struct Case {
   }
 };
 
-class WindowTest : public testing::TestWithParam<Case> {};
+class WindowTest : public testing::TestWithParam<WindowCase> {};
 
 // Logits after each of the chunks; with `holes`, blocks are taken from the
 // table as soon as they are behind.
@@ -44,8 +44,8 @@ std::vector<std::vector<float>> Logits(Rig& rig, const nlohmann::json& spec,
   std::vector<std::vector<float>> logits;
   // Prefill in chunks of any size, then decode.
   for (const int chunk : {19, 8, 1, 17, 13, 1, 1, 1}) {
-    for (int b = 0; holes && (b + 1) * kBlock <= sequence.computed - window + 1;
-         ++b) {
+    for (int b = 0;
+         holes && (b + 1) * kBlockSize <= sequence.computed - window + 1; ++b) {
       sequence.blocks[static_cast<size_t>(b)] = -1;
     }
     TestSequence* one = &sequence;
@@ -59,7 +59,7 @@ std::vector<std::vector<float>> Logits(Rig& rig, const nlohmann::json& spec,
 }
 
 TEST_P(WindowTest, HolesBehindItChangeNoBit) {
-  const Case& c = GetParam();
+  const WindowCase& c = GetParam();
   const nlohmann::json spec = LoadCases()["mistral_window_f32"];
   TempDir dir;
   WriteCheckpoint(spec, dir);
@@ -68,7 +68,7 @@ TEST_P(WindowTest, HolesBehindItChangeNoBit) {
   options.load.weight_dtype = c.activations;
   options.executor.max_rows = 32;
   options.executor.max_sequences = 4;
-  options.executor.block_size = kBlock;
+  options.executor.block_size = kBlockSize;
   options.executor.num_blocks = 32;
   options.executor.kv_dtype = c.kv;
   Rig rig(dir.path(), backend.get(), options);
@@ -81,7 +81,7 @@ TEST(WindowedExecutor, RefusesAHoleWithinTheWindow) {
   WriteCheckpoint(spec, dir);
   const auto backend = NewCpu(1);
   RigOptions options;
-  options.executor.block_size = kBlock;
+  options.executor.block_size = kBlockSize;
   Rig rig(dir.path(), backend.get(), options);
   TestSequence sequence = rig.NewSequence(PromptIds(spec, 40), 40);
   TestSequence* one = &sequence;
@@ -90,17 +90,17 @@ TEST(WindowedExecutor, RefusesAHoleWithinTheWindow) {
   EXPECT_TRUE(absl::IsInvalidArgument(rig.Advance({&one, 1}, 1).status));
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, WindowTest,
-                         testing::Values(Case{false, DType::kF32, DType::kF32},
-                                         Case{false, DType::kBF16,
-                                              DType::kBF16},
-                                         Case{false, DType::kF32, DType::kInt8},
-                                         Case{false, DType::kF32, DType::kInt4},
-                                         Case{true, DType::kBF16, DType::kInt4},
-                                         Case{true, DType::kF32, DType::kF32},
-                                         Case{true, DType::kBF16, DType::kBF16},
-                                         Case{true, DType::kBF16, DType::kFp8}),
-                         [](const auto& test) { return test.param.name(); });
+INSTANTIATE_TEST_SUITE_P(
+    Devices, WindowTest,
+    testing::Values(WindowCase{false, DType::kF32, DType::kF32},
+                    WindowCase{false, DType::kBF16, DType::kBF16},
+                    WindowCase{false, DType::kF32, DType::kInt8},
+                    WindowCase{false, DType::kF32, DType::kInt4},
+                    WindowCase{true, DType::kBF16, DType::kInt4},
+                    WindowCase{true, DType::kF32, DType::kF32},
+                    WindowCase{true, DType::kBF16, DType::kBF16},
+                    WindowCase{true, DType::kBF16, DType::kFp8}),
+    [](const auto& test) { return test.param.name(); });
 
 }  // namespace
 }  // namespace tandem::engine

@@ -89,7 +89,10 @@ class EveryMessage : public ::testing::TestWithParam<std::string> {
   void Sweep(const std::function<int(World*, Pair*)>& act) {
     for (const bool requests : {true, false}) {
       int at = 0;
-      while (RunWith(requests, at, act) && !HasFailure()) ++at;
+      // Sanitizers look for memory: each third message will do.
+      while (RunWith(requests, at, act) && !HasFailure()) {
+        at += kSanitized ? 3 : 1;
+      }
       EXPECT_GT(at, requests ? 40 : 20);  // the sweep reached the end
     }
   }

@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
+#include "tests/sanitized.h"
 #include "tests/simulation/world.h"
 
 namespace tandem::simulation {
@@ -474,7 +475,15 @@ int SeedsUntilFound(const Profile& profile, int first = 1) {
   return -1;
 }
 
-TEST(SeededFaultTest, ADigestTakenBeforeTheScatterIsFound) {
+// Sanitizers look at the program, not at what its checks find.
+class SeededFaultTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (kSanitized) GTEST_SKIP() << "not under sanitizers";
+  }
+};
+
+TEST_F(SeededFaultTest, ADigestTakenBeforeTheScatterIsFound) {
   Profile profile = Calm();
   profile.wrap_decode_executor = [](auto* inner, Loop* loop, Random* random) {
     return std::make_unique<DigestBeforeScatter>(inner, loop, random);
@@ -482,7 +491,7 @@ TEST(SeededFaultTest, ADigestTakenBeforeTheScatterIsFound) {
   EXPECT_GT(SeedsUntilFound(profile), 0);
 }
 
-TEST(SeededFaultTest, WhatNeverEndsIsFoundAfterTheTrouble) {
+TEST_F(SeededFaultTest, WhatNeverEndsIsFoundAfterTheTrouble) {
   Profile profile = Calm();
   profile.wrap_decode_executor = [](auto* inner, Loop* loop, Random* random) {
     return std::make_unique<LostStep>(inner, loop, random);
@@ -490,7 +499,7 @@ TEST(SeededFaultTest, WhatNeverEndsIsFoundAfterTheTrouble) {
   EXPECT_THAT(Simulate(1, profile).wrong, testing::HasSubstr("hangs"));
 }
 
-TEST(SeededFaultTest, WhatIsHeldForEverIsFoundWhenAllIsQuiet) {
+TEST_F(SeededFaultTest, WhatIsHeldForEverIsFoundWhenAllIsQuiet) {
   Profile profile = Calm();
   profile.wrap_decode_executor = [](auto* inner, Loop* loop, Random* random) {
     return std::make_unique<LostScatter>(inner, loop, random);
@@ -499,7 +508,7 @@ TEST(SeededFaultTest, WhatIsHeldForEverIsFoundWhenAllIsQuiet) {
               testing::HasSubstr("blocks reserved"));
 }
 
-TEST(SeededFaultTest, BlocksReusedUnderAQueuedScatterAreFound) {
+TEST_F(SeededFaultTest, BlocksReusedUnderAQueuedScatterAreFound) {
   Profile profile = MessyLinks();
   const auto wrap = [&profile](bool hold) {
     profile.wrap_decode_executor = [hold](auto* inner, Loop* loop,
@@ -515,7 +524,7 @@ TEST(SeededFaultTest, BlocksReusedUnderAQueuedScatterAreFound) {
   EXPECT_EQ(Simulate(static_cast<uint64_t>(seed), profile).wrong, "");
 }
 
-TEST(SeededFaultTest, AForgedFirstTokenIsFound) {
+TEST_F(SeededFaultTest, AForgedFirstTokenIsFound) {
   Profile profile = Calm();
   profile.wrap_link = [](auto inner, Random* random) {
     return std::make_unique<ForgedFirstToken>(std::move(inner), random);
@@ -523,7 +532,7 @@ TEST(SeededFaultTest, AForgedFirstTokenIsFound) {
   EXPECT_GT(SeedsUntilFound(profile), 0);
 }
 
-TEST(SeededFaultTest, ADeliveredFirstTokenSampledAgainIsFound) {
+TEST_F(SeededFaultTest, ADeliveredFirstTokenSampledAgainIsFound) {
   Profile profile = MessyLinks();
   profile.wrap_decode_call = [](auto inner) {
     return std::make_unique<ForgetfulRetry>(std::move(inner));
@@ -534,7 +543,7 @@ TEST(SeededFaultTest, ADeliveredFirstTokenSampledAgainIsFound) {
   EXPECT_GT(SeedsUntilFound(profile), 0);
 }
 
-TEST(SeededFaultTest, TokensOfAnEndedAttemptAreFound) {
+TEST_F(SeededFaultTest, TokensOfAnEndedAttemptAreFound) {
   Profile profile = Tight();
   profile.wrap_decode_call = [](auto inner) {
     return std::make_unique<EndedAttemptGoesOn>(std::move(inner));

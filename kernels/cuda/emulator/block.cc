@@ -35,8 +35,7 @@ void Block::Begin(const Dim3& index, const Dim3& blocks, const Task& task) {
   const int pieces = shared_bytes_ / kPiece + 1;
   unfenced_.assign(static_cast<size_t>(pieces), 0);
   any_unfenced_ = false;
-  meetings_.clear();
-  phases_.clear();
+  phases_.clear();  // meetings are over where the block before ended well
   flights_.clear();
   order_.clear();
   for (int i = 0; i < threads_; ++i) {

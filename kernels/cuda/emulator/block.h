@@ -75,7 +75,8 @@ class Block {
       meeting.file = place.file;
       meeting.arguments.resize(static_cast<size_t>(size));
     } else if (meeting.line != place.line ||
-               std::strcmp(meeting.file, place.file) != 0) {
+               (meeting.file != place.file &&
+                std::strcmp(meeting.file, place.file) != 0)) {
       Blame(g, "threads of a group meet at line " +
                    std::to_string(meeting.line) + " and at line " +
                    std::to_string(place.line) + " of " + place.file);

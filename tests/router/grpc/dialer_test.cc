@@ -91,9 +91,9 @@ class FakeWorker final : public v1::DecodeService::CallbackService {
 };
 
 // One of the router's calls. All but its queries is the loop's.
-class Caller final : public StreamHandler<v1::DecodeResponse> {
+class StreamCaller final : public StreamHandler<v1::DecodeResponse> {
  public:
-  explicit Caller(std::unique_ptr<DecodeStream> call)
+  explicit StreamCaller(std::unique_ptr<DecodeStream> call)
       : stream(std::move(call)) {
     stream->Start(this);
   }
@@ -149,22 +149,22 @@ class DialerTest : public ::testing::Test {
   }
 
   void OnLoop(absl::FunctionRef<void()> task) { loop_.RunSync(task); }
-  Caller* Dial(const std::string& incarnation, bool shares) {
-    Caller* caller = nullptr;
+  StreamCaller* Dial(const std::string& incarnation, bool shares) {
+    StreamCaller* caller = nullptr;
     OnLoop([&] {
       v1::WorkerRef ref;
       ref.set_worker_id("d0");
       ref.set_incarnation(incarnation);
       ref.set_endpoint(server_->address());
       ref.set_shared_decode(shares);
-      callers_.push_back(std::make_unique<Caller>(
+      callers_.push_back(std::make_unique<StreamCaller>(
           dialer_->DialDecode(ref, absl::Seconds(60), {})));
       caller = callers_.back().get();
       caller->Ask(static_cast<int>(callers_.size()));
     });
     return caller;
   }
-  static bool Hears(Caller* caller, size_t count) {
+  static bool Hears(StreamCaller* caller, size_t count) {
     return Eventually([&] { return caller->positions().size() == count; });
   }
   size_t streams() {
@@ -178,12 +178,12 @@ class DialerTest : public ::testing::Test {
   std::unique_ptr<rpc::Server> server_;
   std::unique_ptr<RpcDialer> dialer_ =
       std::make_unique<RpcDialer>(&loop_, rpc::Credentials());
-  std::vector<std::unique_ptr<Caller>> callers_;
+  std::vector<std::unique_ptr<StreamCaller>> callers_;
 };
 
 TEST_F(DialerTest, CallsOfOneWorkerShareAStream) {
   for (int i = 1; i <= 3; ++i) {
-    Caller* const caller = Dial("one", true);
+    StreamCaller* const caller = Dial("one", true);
     ASSERT_TRUE(Hears(caller, 1));
     EXPECT_THAT(caller->positions(), ElementsAre(i));
   }
@@ -211,7 +211,7 @@ TEST_F(DialerTest, AWorkerThatSharesNoneGetsACallEach) {
 }
 
 TEST_F(DialerTest, ANewIncarnationOrCertificateGetsAStreamOfItsOwn) {
-  Caller* const first = Dial("one", true);
+  StreamCaller* const first = Dial("one", true);
   ASSERT_TRUE(Hears(first, 1));
   ASSERT_TRUE(Hears(Dial("two", true), 1));
   EXPECT_EQ(streams(), 2u);
@@ -224,12 +224,12 @@ TEST_F(DialerTest, ANewIncarnationOrCertificateGetsAStreamOfItsOwn) {
 }
 
 TEST_F(DialerTest, AStreamThatEndedEndsItsCallsAndIsDialledAnew) {
-  Caller* const first = Dial("one", true);
-  Caller* const second = Dial("one", true);
+  StreamCaller* const first = Dial("one", true);
+  StreamCaller* const second = Dial("one", true);
   ASSERT_TRUE(Hears(first, 1));
   ASSERT_TRUE(Hears(second, 1));
   OnLoop([&] { worker_.shared[0]->Close(absl::UnavailableError("restart")); });
-  for (Caller* const caller : {first, second}) {
+  for (StreamCaller* const caller : {first, second}) {
     ASSERT_TRUE(Eventually([&] { return caller->status().has_value(); }));
     EXPECT_TRUE(absl::IsUnavailable(*caller->status())) << *caller->status();
   }
@@ -239,7 +239,7 @@ TEST_F(DialerTest, AStreamThatEndedEndsItsCallsAndIsDialledAnew) {
 
 TEST_F(DialerTest, AWorkerThatIsGoneEndsTheCall) {
   server_->Shutdown(absl::ZeroDuration());
-  Caller* const caller = Dial("one", true);
+  StreamCaller* const caller = Dial("one", true);
   ASSERT_TRUE(Eventually([&] { return caller->status().has_value(); }));
   EXPECT_TRUE(absl::IsUnavailable(*caller->status())) << *caller->status();
   EXPECT_THAT(caller->positions(), IsEmpty());
