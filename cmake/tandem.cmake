@@ -34,11 +34,19 @@ endif()
 # time; scripts/lint.sh, which parses each file by itself, finds an include that
 # is missing. Not kernels, which are compiled once for each instruction set.
 function(tandem_unity target)
-  if(TANDEM_UNITY AND
-     NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/kernels")
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON
-                          UNITY_BUILD_BATCH_SIZE 16)
+  if(NOT TANDEM_UNITY OR
+     CMAKE_CURRENT_SOURCE_DIR MATCHES "^${PROJECT_SOURCE_DIR}/kernels")
+    return()
   endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON
+                        UNITY_BUILD_MODE GROUP)
+  get_target_property(sources ${target} SOURCES)
+  set(count 0)
+  foreach(source ${sources})
+    math(EXPR part "${count} / 16")
+    math(EXPR count "${count} + 1")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP part_${part})
+  endforeach()
 endfunction()
 
 # How hard the compiler works on a target of the current folder.

@@ -16,7 +16,7 @@ tandem_library(tandem_engine_model
        model/leftovers.cc model/load_attention.cc model/load_feed_forward.cc model/load_latent.cc model/load_told.cc
        model/lora_adapter.cc model/lora_layout.cc model/lora_slots.cc
        model/model_loader.cc model/model_work.cc model/rope.cc
-       model/step_layout.cc model/weight_packer.cc
+       model/step_layout.cc model/weight_packer.cc model/workspace.cc
   DEPS tandem_engine_core nlohmann_json::nlohmann_json OpenSSL::Crypto
        Threads::Threads
        absl::any_invocable absl::flat_hash_map absl::flat_hash_set

@@ -3,10 +3,9 @@
 // model's shape, never timed or assumed. Workers count with it where steps are
 // scheduled, and `tandem explain` predicts with it, so that both mean the same
 // (DESIGN.md section 1). It follows engine/model/forward.h: all rows go through
-// all layers, but behind the last layer's attention only those that a token is
-// drawn from, and a part of a prompt that draws nothing ends with the last
-// K and V that a layer has. Left out is what is below a thousandth: norms,
-// biases, activations, the rows of the embedding, adapters.
+// all layers up to the last K and V that a layer has, and behind them only
+// those that a token is drawn from. Left out is what is below a thousandth:
+// norms, biases, activations, the rows of the embedding, adapters.
 //
 // What an entry needs does not depend on what else its step holds; weights are
 // read once a step, for all of its entries.
@@ -83,35 +82,31 @@ struct WorkShape {
   // output and the feed-forward layer, of the experts that a row takes.
   int64_t qkv = 0;              // of layers with K and V, and before them
   int64_t after_attention = 0;  // of those but the last
-  // Of layers without, and behind the attention of the last one with; of
-  // entries that draw alone.
-  int64_t tail = 0;
-  int64_t last_after_attention = 0;  // of all
-  int64_t head = 0;
+  int64_t drawn = 0;            // what is left, of rows that draw
+  int64_t head = 0;             // of them too
 
   int64_t qkv_bytes = 0;
   int64_t after_attention_bytes = 0;  // but the experts'
-  int64_t tail_bytes = 0;
-  int64_t last_after_attention_bytes = 0;
+  int64_t drawn_bytes = 0;
   int64_t head_bytes = 0;
   int64_t expert_bytes = 0;  // of one
   int experts = 0;           // of a layer that has any
   int experts_per_token = 0;
-  int expert_layers = 0;  // that have, but for the tail's and the last
-  int tail_expert_layers = 0;
-  bool last_has_experts = false;
+  int expert_layers = 0;        // that have, whose experts all rows take
+  int drawn_expert_layers = 0;  // and those that draw
 
   // What one sequence's part of a step needs, weights apart: positions [first,
   // first + rows), of which the last `draws` draw a token each.
   Work EntryWork(int64_t first, int64_t rows, int64_t draws) const;
 
-  // What a step of so many rows reads of weights, of which `drawn` draw.
+  // What a step of so many rows reads of weights, of which `drawing` draw.
   // Experts are taken to be chosen evenly and independently of one another, so
   // of these alone it is an expectation.
-  int64_t StepWeightBytes(int64_t rows, int64_t drawn) const;
+  int64_t StepWeightBytes(int64_t rows, int64_t drawing) const;
 
  private:
-  void AddAttention(int64_t first, int64_t rows, const Layers& layers,
+  // Of `count` layers of that kind.
+  void AddAttention(int64_t first, int64_t rows, const Layers& kind, int count,
                     Work* work) const;
 };
 

@@ -145,10 +145,9 @@ int64_t KvBytesPerToken(const ModelSpec& spec, DType type) {
 int64_t WeightBytes(const ModelSpec& spec, const Formats& formats,
                     int positions) {
   const engine::WorkShape shape = ShapeOf(spec, formats);
-  const int expert_layers = shape.expert_layers + shape.tail_expert_layers +
-                            (shape.last_has_experts ? 1 : 0);
+  const int expert_layers = shape.expert_layers + shape.drawn_expert_layers;
   int64_t bytes = shape.qkv_bytes + shape.after_attention_bytes +
-                  shape.tail_bytes + shape.last_after_attention_bytes +
+                  shape.drawn_bytes +
                   int64_t{expert_layers} * shape.experts * shape.expert_bytes +
                   (spec.tied_head ? 1 : 2) * shape.head_bytes;
   if (!spec.names.positions.empty()) {

@@ -162,10 +162,14 @@ void DeviceExecutor::RunMixed(Flight& flight) {
   const std::byte* device = device_plan_->data();
   const int layers = model_->spec().kv_layers();
   const int group = LayersPerReport(*flight.step);
+  PartRows drawn;
+  for (int part = 0; part < blocks_.parts(); ++part) {
+    drawn.push_back(plan.DeviceDrawnRows(device, part));
+  }
   Forward(
       *model_, RowsOf(plan), layers_.places,
-      {plan.drawn(), plan.DeviceRowIds(device)}, AdaptersOf(flight), *backend_,
-      *compute_, *cache_, *workspace_,
+      {plan.drawn(), plan.DeviceRowIds(device), drawn}, AdaptersOf(flight),
+      *backend_, *compute_, *cache_, *workspace_,
       [&](int written) {
         if (written % group == 0 || written == layers) {
           ReportLayers(flight, written);

@@ -145,15 +145,18 @@ absl::Status DeviceExecutor::ReserveMasks(Flight& flight, const Step& step) {
 absl::Status DeviceExecutor::PlanLooks(Flight& flight, const Step& step) {
   flight.looks.clear();
   size_t floats = 0;
-  int row = -1;  // the last one of the entry
+  int row = -1;    // the last one of the entry
+  int drawn = -1;  // and the last one that draws
   for (size_t e = 0; e < step.entries.size(); ++e) {
     const StepEntry& entry = step.entries[e];
     const auto tokens = static_cast<int>(entry.tokens.size());
     row += tokens;
+    drawn += static_cast<int>(entry.draws.size());
     if (entry.attention != nullptr) {
       RowLook& look = flight.looks.emplace_back();
       look.ask = entry.attention;
       look.look.row = row;
+      look.drawn = drawn;
       look.look.position = entry.position + tokens - 1;
       look.entry = static_cast<int>(e);
       floats += static_cast<size_t>(entry.attention->rows()) *

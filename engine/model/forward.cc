@@ -2,10 +2,8 @@
 #include "engine/model/forward.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
 namespace tandem::engine {
 
@@ -261,17 +259,18 @@ struct Pass {
   }
 
   // The weights with which a row looks at what `options` say, where its ask
-  // is of this layer.
+  // is of this layer. `q` is of all rows, or of those that are sampled alone.
   void Look(const RowLook& row, int layer, const kernels::Rows& rows,
-            const kernels::AttentionOptions& options,
-            const kernels::KvCache& cache, int cache_layer,
-            const Workspace& w) const {
+            const kernels::AttentionOptions& options, const void* q,
+            bool sampled_alone, const kernels::KvCache& cache,
+            int cache_layer) const {
     const ModelSpec& spec = model.spec();
     const std::vector<int32_t>& layers = row.ask->layers;
     const auto found = std::lower_bound(layers.begin(), layers.end(), layer);
     if (found == layers.end() || *found != layer) return;
     const int64_t index = found - layers.begin();
     kernels::AttentionLook look = row.look;
+    if (sampled_alone) look.row = row.drawn;
     look.block_table = rows.host_spans[row.entry].block_table;
     look.factor = 1.0f / static_cast<float>(spec.heads);
     if (row.ask->mean) {
@@ -280,21 +279,21 @@ struct Pass {
     } else {
       look.out += index * (look.position + 1);
     }
-    backend.AttentionWeights(queue, rows, spec.heads, options, w.qkv,
+    backend.AttentionWeights(queue, rows, spec.heads, options, q,
                              query_stride(layer), cache, cache_layer, look);
   }
 
   // w.normed = the norm of x, after x += what w.delta has of attention, or
-  // before where the layer's parts are parallel. `whole`: of all rows w.normed
-  // still has what attention took.
+  // before where the layer's parts are parallel. `as_before`: w.normed still
+  // has what attention took of these rows.
   void NormForFeedForward(int rows, const Model::Layer& layer, void* x,
-                          bool whole, Workspace& w) const {
+                          bool as_before, Workspace& w) const {
     const ModelSpec& spec = model.spec();
     if (!spec.parallel) {
       return Norm(rows, layer.mlp_norm, x, w.delta, w.normed);
     }
     const bool own = layer.mlp_norm.weight != nullptr;
-    if (own || !whole) {
+    if (own || !as_before) {
       Norm(rows, own ? layer.mlp_norm : layer.input_norm, x, nullptr, w.normed);
     }
     backend.RmsNorm(queue, rows, spec.hidden_size, 0, x, w.delta, nullptr,
@@ -326,10 +325,27 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
       .scale = static_cast<float>(spec.attention_scale),
       .soft_cap = static_cast<float>(spec.score_cap)};
   int n = rows[0].num_rows;
+  absl::Span<const kernels::Rows> left = rows;  // by part
   void* x = w.x;
-  const void* attention = w.attention;
   const void* told = w.told;
   const void* delta = nullptr;
+  // Nobody looks at the other rows any more: those that are sampled go on, with
+  // `heads` of `width` numbers each.
+  const auto keep_sampled = [&](const void* heads, int64_t width) {
+    n = sampled.count;
+    left = sampled.rows;
+    backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);
+    backend.GatherRows(queue, n, static_cast<int>(width), sampled.row_ids,
+                       heads, w.sampled_heads);
+    if (spec.told > 0) {
+      backend.GatherRows(queue, n, spec.told_numbers(), sampled.row_ids, w.told,
+                         w.sampled_told);
+    }
+    x = w.sampled_x;
+    told = w.sampled_told;
+    pass.slots = adapters.sampled;
+    return w.sampled_heads;
+  };
 
   backend.Embed(queue, rows[0], model.embedding(),
                 static_cast<float>(spec.embedding_scale), model.positions(), x);
@@ -337,47 +353,46 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
   for (int i = 0; i <= last; ++i) {
     const Model::Layer& layer = model.layers()[i];
     const LayerParts::Place place = places[static_cast<size_t>(i)];
-    const kernels::Rows& seen = rows[static_cast<size_t>(place.part)];
+    const auto part = static_cast<size_t>(place.part);
     kernels::KvCache& own = place.other ? cache.other() : cache;
     pass.Norm(n, layer.input_norm, x, delta, w.normed);
     void* const kv = pass.Project(i, n, layer, w);
     const kernels::HeadNorms norms = pass.NormHeads(i, n, layer, w);
     if (spec.has_kv(i)) {
-      backend.RopeAppend(queue, seen, spec.heads, model.rope(i), norms, w.qkv,
-                         kv, own, place.layer);
+      backend.RopeAppend(queue, left[part], spec.heads, model.rope(i), norms,
+                         w.qkv, kv, own, place.layer);
       kv_written(i + 1);
     } else {
-      backend.RopeQueries(queue, seen, spec.heads, spec.kv_heads_of(i).dim,
-                          model.rope(i), norms, w.qkv);
+      backend.RopeQueries(queue, left[part], spec.heads,
+                          spec.kv_heads_of(i).dim, model.rope(i), norms, w.qkv);
     }
-    // KV was all that is wanted.
-    if (i == last_kv && sampled.count == 0) return;
+    bool as_before = true;  // w.normed
+    const void* query = w.qkv;
+    if (i == last_kv && sampled.count == 0)
+      return;  // KV was all that is wanted
+    if (i == last_kv && !sampled.rows.empty() && sampled.count < n) {
+      query = keep_sampled(query, pass.query_stride(i));
+      as_before = false;
+    }
     look.window = spec.is_windowed(i) ? spec.window : 0;
     look.sinks = layer.sinks;
-    backend.Attention(queue, seen, spec.heads, look, w.qkv,
+    backend.Attention(queue, left[part], spec.heads, look, query,
                       pass.query_stride(i), own, place.layer, w.attention);
     for (const RowLook& row : looks) {
-      pass.Look(row, i, seen, look, own, place.layer, w);
+      pass.Look(row, i, rows[part], look, query, left.data() != rows.data(),
+                own, place.layer);
     }
-    if (i == last) {  // no row looks at another any more: go on with few
-      n = sampled.count;
-      backend.GatherRows(queue, n, hidden, sampled.row_ids, x, w.sampled_x);
-      backend.GatherRows(queue, n, spec.heads * spec.kv_heads_of(i).dim,
-                         sampled.row_ids, w.attention, w.sampled_attention);
-      if (spec.told > 0) {
-        backend.GatherRows(queue, n, spec.told_numbers(), sampled.row_ids,
-                           w.told, w.sampled_told);
-      }
-      x = w.sampled_x;
-      attention = w.sampled_attention;
-      told = w.sampled_told;
-      pass.slots = adapters.sampled;
+    const void* attention = w.attention;
+    if (i == last && sampled.rows.empty()) {
+      attention = keep_sampled(attention,
+                               int64_t{spec.heads} * spec.kv_heads_of(i).dim);
+      as_before = false;
     }
     const void* const values = pass.Values(n, layer, attention, w);
     backend.MatMul(queue, n, values, *layer.output, layer.output_bias, w.delta);
     pass.Adapt(LoraProduct::kOutput, i, n, values, hidden, w.delta, w);
     pass.OutputNorm(n, layer.attention_output_norm, w);
-    pass.NormForFeedForward(n, layer, x, /*whole=*/i != last, w);
+    pass.NormForFeedForward(n, layer, x, as_before, w);
     const void* const more = pass.FeedForward(i, n, layer, x, w);
     pass.OutputNorm(n, layer.mlp_output_norm, w, more);
     if (spec.told > 0) pass.Listen(i, n, layer.told, x, told, w);
@@ -394,102 +409,6 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
                         static_cast<float>(spec.logit_scale),
                         static_cast<float>(spec.logit_cap), w.logits);
   }
-}
-
-namespace {
-
-struct Part {
-  void** pointer;
-  size_t bytes;
-};
-
-// Where parts that are f32 everywhere come to lie.
-struct FloatParts {
-  void* route_logits = nullptr;
-  void* route_weights = nullptr;
-  void* logits = nullptr;
-  void* lora_inner = nullptr;
-};
-
-constexpr int kParts = 17;
-
-// One after another, each in whole cache lines.
-std::array<Part, kParts> PartsOf(const ModelSpec& spec, int max_rows,
-                                 int max_sampled, const LoraLayout* lora,
-                                 kernels::DType activation, Workspace& w,
-                                 FloatParts& floats) {
-  const size_t rows = static_cast<size_t>(max_rows) * SizeOf(activation);
-  const size_t sampled = static_cast<size_t>(max_sampled) * SizeOf(activation);
-  const kernels::RouteOptions& routes = spec.routes;
-  const size_t routed = routes.experts > 0 ? static_cast<size_t>(max_rows) : 0;
-  const int query = spec.heads * spec.widest_head_dim();
-  const bool halves =
-      lora != nullptr && spec.is_gated() && lora->has(LoraProduct::kGateUp);
-  const size_t ranks = lora == nullptr ? 0 : lora->max_rank();
-  std::array<Part, kParts> parts = {
-      {{&w.x, rows * spec.hidden_size},
-       {&w.normed, rows * spec.hidden_size},
-       {&w.qkv, rows * std::max(spec.widest_qkv_rows(),
-                                spec.heads * spec.output_dim())},
-       {&w.latent,
-        spec.latent() ? rows * std::max(spec.query_rank, spec.head_dim) : 0},
-       {&w.attention, rows * std::max(query, spec.heads * spec.query_dim())},
-       {&w.delta, rows * spec.hidden_size},
-       {&w.experts, routed == 0 || spec.names.router_norm.empty()
-                        ? 0
-                        : rows * spec.hidden_size},
-       {&w.activated,
-        rows * std::max(spec.widest_dense_size(), spec.told_numbers())},
-       {&w.told, rows * spec.told_numbers()},
-       {&w.sampled_x, sampled * spec.hidden_size},
-       {&w.sampled_attention, sampled * query},
-       {&w.sampled_told, sampled * spec.told_numbers()},
-       {&floats.route_logits, routed * routes.logits() * sizeof(float)},
-       {&floats.route_weights, routed * routes.weights() * sizeof(float)},
-       {&w.halves, halves ? rows * (2 * spec.intermediate_size + 14) : 0},
-       {&floats.lora_inner, max_rows * ranks * sizeof(float)},
-       {&floats.logits,
-        static_cast<size_t>(max_sampled) * spec.vocab_size * sizeof(float)}}};
-  for (Part& part : parts) part.bytes = (part.bytes + 255) / 256 * 256;
-  return parts;
-}
-
-}  // namespace
-
-size_t Workspace::Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
-                        const LoraLayout* lora, kernels::DType activation) {
-  Workspace none;
-  FloatParts floats;
-  size_t total = 0;
-  for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, lora, activation, none, floats)) {
-    total += part.bytes;
-  }
-  return total;
-}
-
-absl::StatusOr<Workspace> Workspace::Create(const ModelSpec& spec, int max_rows,
-                                            int max_sampled,
-                                            const LoraLayout* lora,
-                                            Backend* backend) {
-  const kernels::DType activation = backend->activation_type();
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> buffer =
-      backend->Allocate(Bytes(spec, max_rows, max_sampled, lora, activation));
-  if (!buffer.ok()) return buffer.status();
-  Workspace w;
-  w.buffer_ = *std::move(buffer);
-  std::byte* next = w.buffer_->data();
-  FloatParts floats;
-  for (const Part& part :
-       PartsOf(spec, max_rows, max_sampled, lora, activation, w, floats)) {
-    *part.pointer = next;
-    next += part.bytes;
-  }
-  w.route_logits = static_cast<float*>(floats.route_logits);
-  w.route_weights = static_cast<float*>(floats.route_weights);
-  w.logits = static_cast<float*>(floats.logits);
-  w.lora_inner = static_cast<float*>(floats.lora_inner);
-  return w;
 }
 
 }  // namespace tandem::engine

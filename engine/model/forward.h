@@ -6,65 +6,25 @@
 #ifndef TANDEM_ENGINE_MODEL_FORWARD_H_
 #define TANDEM_ENGINE_MODEL_FORWARD_H_
 
-#include <memory>
-
 #include "absl/functional/function_ref.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/executor.h"
 #include "engine/model/layer_parts.h"
 #include "engine/model/lora_slots.h"
 #include "engine/model/model.h"
+#include "engine/model/workspace.h"
 #include "kernels/backend.h"
 
 namespace tandem::engine {
-
-// Device memory of a forward pass, sized once for the largest step. `void*` is
-// the backend's activation type.
-class Workspace {
- public:
-  // `lora` is null where there are no adapters.
-  static absl::StatusOr<Workspace> Create(const ModelSpec& spec, int max_rows,
-                                          int max_sampled,
-                                          const LoraLayout* lora,
-                                          kernels::Backend* backend);
-  static size_t Bytes(const ModelSpec& spec, int max_rows, int max_sampled,
-                      const LoraLayout* lora, kernels::DType activation);
-
-  void* x = nullptr;       // [max_rows, hidden], the residual stream
-  void* normed = nullptr;  // [max_rows, hidden]
-  // [max_rows, widest_qkv_rows]; of latent attention Q, then K and V of all
-  // rows, and in the end its values [max_rows, heads * output_dim]
-  void* qkv = nullptr;
-  void* latent = nullptr;  // what those are made of, one after another
-  // [max_rows, heads * head_dim]; of latent attention its queries before they
-  // meet keys [max_rows, heads * query_dim]
-  void* attention = nullptr;
-  void* delta = nullptr;    // [max_rows, hidden], not yet added to x
-  void* experts = nullptr;  // [max_rows, hidden], where normed by themselves
-  // [max_rows, widest_dense_size()], or told_numbers() if those are more
-  void* activated = nullptr;
-  void* told = nullptr;  // [max_rows, told_numbers()]
-  // Of many experts.
-  float* route_logits = nullptr;   // [max_rows, routes.logits()]
-  float* route_weights = nullptr;  // [max_rows, routes.weights()]
-  // Of adapters.
-  void* halves = nullptr;       // [max_rows, 2 * intermediate + 14]
-  float* lora_inner = nullptr;  // [max_rows, max_rank]
-  // Rows that are sampled, from the last layer's attention on.
-  void* sampled_x = nullptr;          // [max_sampled, hidden]
-  void* sampled_attention = nullptr;  // [max_sampled, heads * head_dim]
-  void* sampled_told = nullptr;       // [max_sampled, told_numbers()]
-  float* logits = nullptr;            // [max_sampled, vocab]
-
- private:
-  std::unique_ptr<kernels::Buffer> buffer_;
-};
 
 // Which of the step's rows get logits.
 struct SampledRows {
   int count = 0;
   const int32_t* row_ids = nullptr;  // [count], device
+  // As layers of each part see them, in ascending order, which go on alone from
+  // the last K and V on. Empty: `row_ids` may be any, in any order, and they go
+  // on alone from the last attention on.
+  absl::Span<const kernels::Rows> rows = {};
 };
 
 // The adapters of a step's rows.
@@ -79,6 +39,7 @@ struct StepAdapters {
 struct RowLook {
   const AttentionAsk* ask = nullptr;
   int entry = 0;  // of the step
+  int drawn = 0;  // the row's index among those that are sampled
   // `out` is that of the first row of weights; factor, add and block_table are
   // not looked at.
   kernels::AttentionLook look;

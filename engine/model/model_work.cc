@@ -75,7 +75,6 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
       .experts = routes.experts,
       .experts_per_token = routes.chosen};
   for (int layer = 0; layer < spec.layers; ++layer) {
-    const bool last = layer == spec.layers - 1;
     const ModelSpec::KvHeads kv = spec.kv_heads_of(layer);
     const bool windowed = spec.is_windowed(layer);
     WorkShape::Layers& kind = windowed ? shape.windowed : shape.full;
@@ -87,17 +86,13 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
             .shared = kind.shared + (spec.has_kv(layer) ? 0 : 1)};
     const int64_t output =
         int64_t{spec.heads} * (spec.latent() ? spec.value_dim : kv.dim);
-    const bool tail = layer >= spec.kv_layers() - 1;
+    const bool few = layer >= spec.kv_layers() - 1;
+    int64_t& work = few ? shape.drawn : shape.after_attention;
+    int64_t& read = few ? shape.drawn_bytes : shape.after_attention_bytes;
     if (!spec.has_kv(layer)) {
-      shape.tail += spec.qkv_rows(layer) * hidden;
-      shape.tail_bytes += bytes(formats.layers, spec.qkv_rows(layer), hidden);
+      work += spec.qkv_rows(layer) * hidden;
+      read += bytes(formats.layers, spec.qkv_rows(layer), hidden);
     }
-    int64_t& work = last   ? shape.last_after_attention
-                    : tail ? shape.tail
-                           : shape.after_attention;
-    int64_t& read = last   ? shape.last_after_attention_bytes
-                    : tail ? shape.tail_bytes
-                           : shape.after_attention_bytes;
     work += hidden * output;
     read += bytes(formats.layers, hidden, output);
     if (spec.latent()) {
@@ -117,11 +112,7 @@ WorkShape MakeWorkShape(const ModelSpec& spec, const WorkFormats& formats) {
     work += routes.logits() * hidden +
             routes.chosen * feed_forward(spec.expert_size);
     read += MatrixBytes(formats.routers, routes.logits(), hidden);
-    if (last) {
-      shape.last_has_experts = true;
-    } else {
-      ++(tail ? shape.tail_expert_layers : shape.expert_layers);
-    }
+    ++(few ? shape.drawn_expert_layers : shape.expert_layers);
   }
   shape.last_windowed =
       spec.layers > 0 && spec.is_windowed(spec.kv_layers() - 1);

@@ -11,7 +11,7 @@ using kernels::RowSpan;
 using kernels::SampleParams;
 
 constexpr size_t kAlignment = 64;
-constexpr int kSections = 10;
+constexpr int kSections = 12;
 
 size_t Aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -31,9 +31,9 @@ size_t StepPlan::MaxBytes(const StepLimits& limits, const StepBlocks& blocks) {
   }
   const size_t ints =
       (4 + parts) * static_cast<size_t>(limits.rows) + entries * tables;
-  return ints * sizeof(int32_t) + parts * entries * sizeof(RowSpan) +
+  return ints * sizeof(int32_t) + 2 * parts * entries * sizeof(RowSpan) +
          static_cast<size_t>(limits.draws) *
-             (2 * sizeof(int32_t) + sizeof(SampleParams)) +
+             (3 * sizeof(int32_t) + sizeof(SampleParams)) +
          kSections * kAlignment;
 }
 
@@ -108,14 +108,18 @@ void StepPlan::FillRows(const Step& step, int least) {
 void StepPlan::FillTables(const Step& step) {
   auto* const slots = reinterpret_cast<int32_t*>(bytes_ + slots_);
   auto* const spans = reinterpret_cast<RowSpan*>(bytes_ + spans_);
+  auto* const drawn_spans = reinterpret_cast<RowSpan*>(bytes_ + drawn_spans_);
   auto* const tables = Place<int32_t>(0, &tables_);
   const int block_size = blocks_.size;
   int row = 0;
+  int drawn = 0;
+  int drawing = 0;
   int filled = 0;
   for (size_t e = 0; e < step.entries.size(); ++e) {
     const StepEntry& entry = step.entries[e];
     const int count = static_cast<int>(entry.tokens.size());
     const int blocks = static_cast<int>(entry.block_table.size());
+    const int draws = drawing_ == 0 ? 0 : static_cast<int>(entry.draws.size());
     for (int part = 0; part < blocks_.parts(); ++part) {
       const int first = blocks_.First(part, entry.position);
       const int end =
@@ -124,6 +128,10 @@ void StepPlan::FillTables(const Step& step) {
               : blocks;
       spans[part * entries_ + static_cast<int>(e)] = {
           row, count, entry.position, filled - first};
+      if (draws > 0) {
+        drawn_spans[part * drawing_ + drawing] = {
+            drawn, draws, entry.position + count - draws, filled - first};
+      }
       for (int b = first; b < end; ++b) {
         tables[filled++] = blocks_.CellOf(entry.block_table[b], part);
       }
@@ -136,6 +144,8 @@ void StepPlan::FillTables(const Step& step) {
       }
     }
     row += count;
+    drawn += draws;
+    if (draws > 0) ++drawing;
   }
   size_ += Aligned(static_cast<size_t>(filled) * sizeof(int32_t));
   for (; row < rows_; ++row) {  // nobody's, of an entry each
@@ -156,6 +166,17 @@ void StepPlan::FillDraws(const Step& step, int least) {
   const auto draws = static_cast<size_t>(std::max(drawn_, least));
   auto* row_ids = Place<int32_t>(draws, &row_ids_);
   auto* params = Place<SampleParams>(draws, &params_);
+  int32_t* positions = nullptr;
+  drawing_ = 0;
+  if (least == 0) {
+    for (const StepEntry& entry : step.entries) {
+      if (!entry.draws.empty()) ++drawing_;
+    }
+    positions = Place<int32_t>(draws, &drawn_positions_);
+    Place<RowSpan>(
+        static_cast<size_t>(blocks_.parts()) * static_cast<size_t>(drawing_),
+        &drawn_spans_);
+  }
   size_t draw = 0;
   int end = 0;  // of the entry's rows
   for (const StepEntry& entry : step.entries) {
@@ -168,6 +189,9 @@ void StepPlan::FillDraws(const Step& step, int least) {
       const int num_edits = static_cast<int>(row.edits.size());
       --left;
       row_ids[at] = end - 1 - left;
+      if (positions != nullptr) {
+        positions[at] = entry.position + count - 1 - left;
+      }
       params[at] = {
           .temperature = s.temperature,
           .top_p = s.top_p,
@@ -218,6 +242,20 @@ kernels::Rows StepPlan::DeviceRows(const std::byte* device, int part) const {
       .block_tables = ints(tables_),
       .host_spans =
           reinterpret_cast<const RowSpan*>(bytes_ + spans_) + first_span};
+}
+
+kernels::Rows StepPlan::DeviceDrawnRows(const std::byte* device,
+                                        int part) const {
+  const size_t spans = drawn_spans_ + static_cast<size_t>(part) *
+                                          static_cast<size_t>(drawing_) *
+                                          sizeof(RowSpan);
+  return {
+      .num_rows = drawn_,
+      .num_spans = drawing_,
+      .positions = reinterpret_cast<const int32_t*>(device + drawn_positions_),
+      .spans = reinterpret_cast<const RowSpan*>(device + spans),
+      .block_tables = reinterpret_cast<const int32_t*>(device + tables_),
+      .host_spans = reinterpret_cast<const RowSpan*>(bytes_ + spans)};
 }
 
 const int32_t* StepPlan::DeviceRowIds(const std::byte* device) const {

@@ -4,9 +4,12 @@
 //
 //   token_ids [rows], fed [rows], positions [rows], slots [parts][rows],
 //   spans [parts][entries], row_ids [draws], params [draws],
+//   drawn_positions [draws], drawn_spans [parts][entries that draw],
 //   block_tables [sum]
 //
-// (parts of a block, each with its slots and tables: block_cells.h)
+// (parts of a block, each with its slots and tables: block_cells.h; the rows
+// that draw are rows of their own where they alone go on: none of a step that
+// may be filled up)
 //
 // and, where an entry has an adapter, those of all rows and draws,
 //
@@ -80,6 +83,9 @@ class StepPlan {
   // With pointers into a copy of the plan on the device at `device`: the rows
   // as layers of one part see them.
   kernels::Rows DeviceRows(const std::byte* device, int part = 0) const;
+  // The rows that draw, as layers of one part see them that append nothing.
+  // REQUIRES: Fill was not to fill up.
+  kernels::Rows DeviceDrawnRows(const std::byte* device, int part = 0) const;
   const int32_t* DeviceRowIds(const std::byte* device) const;
   const kernels::SampleParams* DeviceParams(const std::byte* device) const;
   // Slots of rows, and of the rows that draw, -1 without one. REQUIRES:
@@ -110,6 +116,7 @@ class StepPlan {
   int rows_ = 0;
   int entries_ = 0;
   int drawn_ = 0;
+  int drawing_ = 0;  // entries that draw
   int num_edits_ = 0;
   int num_masks_ = 0;
   size_t token_ids_ = 0;  // offsets
@@ -120,6 +127,8 @@ class StepPlan {
   size_t tables_ = 0;
   size_t row_ids_ = 0;
   size_t params_ = 0;
+  size_t drawn_positions_ = 0;
+  size_t drawn_spans_ = 0;
   bool has_adapters_ = false;
   size_t adapters_ = 0;
   size_t drawn_adapters_ = 0;

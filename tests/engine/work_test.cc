@@ -23,11 +23,11 @@ WorkShape Shape(int windowed = 0) {
           .heads = 4,
           .qkv = 3 * 100,
           .after_attention = 2 * 1000,
-          .last_after_attention = 1000,
+          .drawn = 1000,
           .head = 70,
           .qkv_bytes = 3 * 401,
           .after_attention_bytes = 2 * 4003,
-          .last_after_attention_bytes = 4003,
+          .drawn_bytes = 4003,
           .head_bytes = 283};
 }
 
@@ -100,8 +100,10 @@ TEST(WorkTest, OneSequenceIsWhatTheFormulasSay) {
       }
       matrices =
           work.positions_computed * (3 * 100 + 2 * 1000) + g * (1000 + 70);
-      EXPECT_EQ(work.query_key_pairs, pairs * 3 * 4);
-      EXPECT_EQ(work.attention_flops, 4 * 8 * pairs * 3 * 4);
+      // Of the last layer those of the row that draws.
+      pairs = 2 * pairs + Sum(g, p);
+      EXPECT_EQ(work.query_key_pairs, pairs * 4);
+      EXPECT_EQ(work.attention_flops, 4 * 8 * pairs * 4);
       EXPECT_EQ(work.matrix_flops, 2 * matrices);
       // Read once a step, with a cache as without.
       EXPECT_EQ(work.kv_bytes_read, Sum(g, p) * 3 * 2 * 2 * 16);
@@ -141,7 +143,7 @@ TEST(WorkTest, WhatAPartOfAPromptNeedsDependsOnTheCutAlone) {
   const Work& work = harness.told[1].work;
   EXPECT_EQ(work.steps, 3);
   EXPECT_EQ(work.query_key_pairs,
-            (2 * (Sum(4, 1) + Sum(4, 5)) + 3 * (9 + 10)) * 4);
+            (2 * (Sum(4, 1) + Sum(4, 5) + 9 + 10) + 10) * 4);
   EXPECT_EQ(work.kv_bytes_read, (2 * (4 + 8) + 3 * 10) * 2 * 2 * 16);
   EXPECT_EQ(work.weight_bytes, 3 * (3 * 401 + 2 * 4003) + 4003 + 283);
 }
@@ -222,11 +224,11 @@ TEST(WorkTest, WithoutACacheNothingIsGuessedAndNoBeamsAreSearched) {
 
 TEST(WorkTest, WindowedLayersAttendTheirWindow) {
   const WorkShape shape = Shape(/*windowed=*/1);
-  // Queries 9 and 10: two layers see all, the last 6 each.
+  // Queries 9 and 10: two layers see all, the last 6, of the one that draws.
   Work work = shape.EntryWork(9, 2, /*draws=*/1);
-  EXPECT_EQ(work.query_key_pairs, (2 * (10 + 11) + 6 + 6) * 4);
+  EXPECT_EQ(work.query_key_pairs, (2 * (10 + 11) + 6) * 4);
   EXPECT_EQ(work.positions_attended, (2 * 11 + 6) * 4);
-  EXPECT_EQ(work.kv_bytes_read, (2 * 11 + 7) * 2 * 2 * 16);
+  EXPECT_EQ(work.kv_bytes_read, (2 * 11 + 6) * 2 * 2 * 16);
   work = shape.EntryWork(9, 2, /*draws=*/0);
   EXPECT_EQ(work.query_key_pairs, 2 * (10 + 11) * 4);
   EXPECT_EQ(work.positions_attended, 0);

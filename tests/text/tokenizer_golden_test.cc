@@ -67,10 +67,10 @@ TEST_P(TokenizerGoldenTest, EncodesLongLinesAsPythonDoes) {
   for (const auto& entry : golden_["encode"]) {
     if (!entry.contains("unit")) continue;
     SCOPED_TRACE(entry["name"].get<std::string>());
+    const auto unit = entry["unit"].get<std::string>();
+    const int times = entry["times"].get<int>();
     std::string text;
-    for (int i = 0; i < entry["times"].get<int>(); ++i) {
-      text += entry["unit"].get<std::string>();
-    }
+    for (int i = 0; i < times; ++i) text += unit;
     auto ids = tokenizer_->Encode(text, false);
     ASSERT_TRUE(ids.ok()) << ids.status();
     EXPECT_EQ(ids->size(), entry["count"].get<size_t>());

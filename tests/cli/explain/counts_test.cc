@@ -172,7 +172,7 @@ TEST(CountsTest, ParametersOfLatentAttentionAreTheFiles) {
   const int64_t routed = 64 * 2048 + (2 + 6) * 3 * 2048 * 1408;
   const int64_t output = 16 * 128 * (576 + 2048);
   EXPECT_EQ(shape.after_attention, 26 * output + dense + 25 * routed);
-  EXPECT_EQ(shape.last_after_attention, output + routed);
+  EXPECT_EQ(shape.drawn, output + routed);
 }
 
 // The second layer sees all, with one KV head of 16.
@@ -230,10 +230,10 @@ TEST(CountsTest, LayersWithoutKvAreLeftOutWhereNothingIsDrawn) {
   EXPECT_EQ(drawn.kv_rows, 2 * 2);
   EXPECT_EQ(drawn.kv_bytes_written, 2 * 2 * 2 * 4 * 4);
   EXPECT_EQ(drawn.kv_bytes_read, 3 * 6 * 2 * 2 * 4 * 4);
-  EXPECT_EQ(drawn.query_key_pairs, 3 * 4 * (5 + 6));
-  EXPECT_EQ(drawn.matrix_flops,
-            2 * (2 * (projection + kQkv + first + query + later + query) +
-                 later + kHead));
+  // Behind K and V the row that draws goes on alone.
+  EXPECT_EQ(drawn.query_key_pairs, 3 * 4 * 6);
+  EXPECT_EQ(drawn.matrix_flops, 2 * (2 * (projection + kQkv) + first +
+                                     2 * (query + later) + kHead));
   const engine::Work part = shape.EntryWork(4, 2, 0);
   EXPECT_EQ(part.kv_rows, drawn.kv_rows);
   EXPECT_EQ(part.query_key_pairs, 0);
@@ -243,11 +243,11 @@ TEST(CountsTest, LayersWithoutKvAreLeftOutWhereNothingIsDrawn) {
 TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   const Formats formats{
       .weights = DType::kF32, .layers = DType::kF32, .kv = DType::kBF16};
-  // 3 rows after 5: one drawn, so the last layer ends with one row.
+  // 3 rows after 5: one drawn, so the last layer has one row but for K and V.
   const Work work = StepWork(Toy(), formats, 1, 5, 3);
   EXPECT_EQ(work.kv_rows, 3 * 2 * 2);
   EXPECT_EQ(work.positions_attended, 8 * 2 * 4);
-  EXPECT_EQ(work.query_key_pairs, (6 + 7 + 8) * 2 * 4);
+  EXPECT_EQ(work.query_key_pairs, (6 + 7 + 8 + 8) * 4);
   EXPECT_EQ(work.kv_bytes_written, 3 * 2 * 2 * (2 * 4 * 2));
   EXPECT_EQ(work.kv_bytes_read, 8 * 2 * 2 * (2 * 4 * 2));
   EXPECT_EQ(work.weight_bytes,
@@ -255,7 +255,7 @@ TEST(CountsTest, AStepIsMultipliedByLayersAndHeads) {
   EXPECT_EQ(work.matrix_flops,
             2 * (2 * 3 * kQkv + 3 * kOutput + 3 * kFeedForward + kOutput +
                  kFeedForward + kHead));
-  EXPECT_EQ(work.attention_flops, 4 * 4 * (6 + 7 + 8) * 2 * 4);
+  EXPECT_EQ(work.attention_flops, 4 * 4 * (6 + 7 + 8 + 8) * 4);
   EXPECT_EQ(Parameters(Toy()), 2 * (kQkv + kOutput + kFeedForward) + kHead);
 }
 
@@ -274,8 +274,8 @@ TEST(CountsTest, AGenerationIsTheSumOfItsSteps) {
   EXPECT_EQ(without.kv_rows, 18 * 2 * 2);
   EXPECT_EQ(with.positions_attended, 18 * 2 * 4);
   EXPECT_EQ(without.positions_attended, with.positions_attended);
-  EXPECT_EQ(with.query_key_pairs, (6 + 4 + 5 + 6) * 2 * 4);
-  EXPECT_EQ(without.query_key_pairs, (6 + 10 + 15 + 21) * 2 * 4);
+  EXPECT_EQ(with.query_key_pairs, (6 + 4 + 5 + 6 + 3 + 4 + 5 + 6) * 4);
+  EXPECT_EQ(without.query_key_pairs, (6 + 10 + 15 + 21 + 3 + 4 + 5 + 6) * 4);
   EXPECT_EQ(without.bytes_read(), with.bytes_read());
 }
 
@@ -284,7 +284,7 @@ TEST(CountsTest, WindowedLayersReadTheirWindow) {
   spec.window = 4;
   spec.windowed = {true, false};
   const Work work = StepWork(spec, {}, 1, 9, 2);  // queries 9 and 10
-  EXPECT_EQ(work.query_key_pairs, ((4 + 4) + (10 + 11)) * 4);
+  EXPECT_EQ(work.query_key_pairs, ((4 + 4) + 11) * 4);
   EXPECT_EQ(work.positions_attended, (4 + 11) * 4);
   // Positions 6 to 10 of the one, 0 to 10 of the other.
   EXPECT_EQ(work.kv_bytes_read, (5 + 11) * 2 * (2 * 4 * 2));

@@ -14,10 +14,18 @@ namespace tandem::engine {
 namespace {
 
 using testing::ElementsAre;
+using testing::Field;
 
 template <typename T>
 std::vector<T> FirstOf(const T* data, int count) {
   return std::vector<T>(data, data + count);
+}
+
+auto IsSpan(int first_row, int rows, int position, int64_t table) {
+  return testing::AllOf(Field(&kernels::RowSpan::first_row, first_row),
+                        Field(&kernels::RowSpan::num_rows, rows),
+                        Field(&kernels::RowSpan::first_position, position),
+                        Field(&kernels::RowSpan::block_table, table));
 }
 
 StepEntry Entry(int position, absl::Span<const int32_t> tokens,
@@ -67,6 +75,15 @@ TEST(StepPlan, LaysOutRowsSpansAndDraws) {
   EXPECT_EQ(last.block_table, 4);
   ASSERT_EQ(plan.drawn(), 4);
   EXPECT_THAT(FirstOf(plan.DeviceRowIds(at), 4), ElementsAre(1, 2, 3, 6));
+  const kernels::Rows drawn = plan.DeviceDrawnRows(at);
+  EXPECT_EQ(drawn.num_rows, 4);
+  EXPECT_THAT(FirstOf(drawn.positions, 4), ElementsAre(8, 9, 0, 4));
+  ASSERT_EQ(drawn.num_spans, 3);
+  EXPECT_THAT(
+      FirstOf(drawn.host_spans, 3),
+      ElementsAre(IsSpan(0, 2, 8, 0), IsSpan(2, 1, 0, 2), IsSpan(3, 1, 4, 4)));
+  EXPECT_EQ(memcmp(drawn.spans, drawn.host_spans, 3 * sizeof(*drawn.spans)), 0);
+  EXPECT_EQ(drawn.block_tables, rows.block_tables);
   const auto params = FirstOf(plan.DeviceParams(at), 4);
   EXPECT_EQ(params[0].position, 9);
   EXPECT_EQ(params[1].position, 10);
@@ -146,6 +163,11 @@ TEST(StepPlan, PartsOfBlocksHaveTheirOwnTables) {
     }
     EXPECT_EQ(table[1], cell(1, part));
     EXPECT_EQ(rows.block_tables[second.block_table], cell(0, part));
+    const kernels::Rows drawn = plan.DeviceDrawnRows(plan.data(), part);
+    EXPECT_THAT(FirstOf(drawn.positions, 2), ElementsAre(14, 2));
+    EXPECT_THAT(FirstOf(drawn.host_spans, 2),
+                ElementsAre(IsSpan(0, 1, 14, first.block_table),
+                            IsSpan(1, 1, 2, second.block_table)));
   }
   // Filled up with nobody's.
   const Step decode{.id = 2, .entries = {Entry(2, one, near, kOneDraw)}};
