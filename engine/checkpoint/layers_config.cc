@@ -2,9 +2,11 @@
 #include "engine/checkpoint/layers_config.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/checkpoint/file.h"
 #include "engine/checkpoint/json.h"
@@ -129,10 +131,17 @@ ModelSpec::KvHeads ReadOverrides(ConfigFields& fields, const json& layers,
   const ModelSpec::KvHeads own = {spec.kv_heads, spec.head_dim};
   ModelSpec::KvHeads full = own;
   bool first = true;
+  // All numbers have as many digits as the largest one.
+  std::map<int, json> by_number;
+  for (const auto& [key, value] : layers.items()) {
+    int number = 0;
+    if (absl::SimpleAtoi(key, &number)) by_number[number] = value;
+  }
   for (int i = 0; i < spec.layers && layers.is_object(); ++i) {
     ModelSpec::KvHeads heads = own;
-    const auto found = layers.find(absl::StrCat(i));
-    const json given = found == layers.end() ? json::object() : *found;
+    const auto found = by_number.find(i);
+    const json given =
+        found == by_number.end() ? json::object() : found->second;
     for (const auto& [key, value] : given.items()) {
       int& number = key == "head_dim" ? heads.dim : heads.count;
       if ((key == "head_dim" || key == "num_key_value_heads") &&

@@ -115,6 +115,11 @@ TEST(Gemma4Config, FilesOfTransformers5SayItLayerByLayer) {
   const auto spec = Parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->Canonical(), expected->Canonical());
+  // Of ten layers and more the first ones' numbers begin with a zero.
+  json padded = config;
+  json& layers = padded["text_config"]["per_layer_config"];
+  layers = {{"05", layers["5"]}, {"06", layers["6"]}};
+  EXPECT_EQ(Parse(padded)->Canonical(), expected->Canonical());
   const struct {
     const char* layer;
     json value;
