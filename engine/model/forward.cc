@@ -368,8 +368,8 @@ void Forward(const Model& model, absl::Span<const kernels::Rows> rows,
     }
     bool as_before = true;  // w.normed
     const void* query = w.qkv;
-    if (i == last_kv && sampled.count == 0)
-      return;  // KV was all that is wanted
+    // KV was all that is wanted.
+    if (i == last_kv && sampled.count == 0) return;
     if (i == last_kv && !sampled.rows.empty() && sampled.count < n) {
       query = keep_sampled(query, pass.query_stride(i));
       as_before = false;
