@@ -40,9 +40,7 @@ PEER = {"bf16": "bf16", "bf16-inputs": "bf16", "int8": "q8_0", "int4": "q4_0"}
 FLAGS = {"bf16": [], "bf16-inputs": ["--activations", "bf16"],
          "int8": ["--quantization", "int8"], "int4": ["--quantization", "int4"]}
 PEAK = {"bf16": "fma", "bf16-inputs": "pairs", "int8": "dot", "int4": "dot"}
-# Everything else that -march=native gives on a server with AMX.
-WITHOUT_AMX = ("AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI",
-               "AVX512_VNNI", "AVX512_BF16")
+WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 
 
@@ -95,7 +93,7 @@ def build_llama(work: pathlib.Path, amx: bool) -> pathlib.Path:
     say("llama.cpp: building")
     native = ["-DGGML_NATIVE=ON"]
     if not amx:
-        native = ["-DGGML_NATIVE=OFF"] + [f"-DGGML_{name}=ON" for name in WITHOUT_AMX]
+        native += [f"-DCMAKE_{language}_FLAGS={WITHOUT_AMX}" for language in ("C", "CXX")]
     run(["cmake", "-S", source, "-B", build, "-G", "Ninja",
          "-DCMAKE_BUILD_TYPE=Release", *native, "-DLLAMA_BUILD_TESTS=OFF",
          "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_CURL=OFF",
