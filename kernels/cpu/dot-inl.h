@@ -267,13 +267,12 @@ inline constexpr bool kInPairs =
 
 // The dot products of one group of codes at unit[u] + begin.
 template <typename D, Read read, int R, int U>
-HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
-                         const std::byte* const (&unit)[U], int64_t begin,
-                         const GroupRows& a) {
+HWY_INLINE void DotRows(VecI (&sums)[R][U * kParts],
+                        const std::byte* const (&unit)[U], int64_t begin,
+                        const GroupRows& a) {
   constexpr bool kBytes = kReadsBytes<read>;
 #pragma GCC unroll 8
   for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
-    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
     VecI lines[U * kParts];
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
@@ -305,11 +304,43 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
   }
 }
 
+// The same of one row: nothing is kept for another one.
+template <typename D, Read read, int U>
+HWY_INLINE void DotOneRow(VecI (&sums)[1][U * kParts],
+                          const std::byte* const (&unit)[U], int64_t begin,
+                          const GroupRows& a) {
+  constexpr int kHalves = kReadsBytes<read> ? 1 : 2;
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8 / kHalves; ++quad) {
+    if constexpr (U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
+    VecI x[kHalves];
+#pragma GCC unroll 2
+    for (int half = 0; half < kHalves; ++half) {
+      x[half] = FourOf(a.Codes(0, half * 16 + quad * 4));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < U * kParts; ++i) {
+      VecI line =
+          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
+      asm("" : "+v"(line.raw));  // as above
+#pragma GCC unroll 2
+      for (int half = 0; half < kHalves; ++half) {
+        const VecI codes = CodesOf<D, read>(line, half);
+        if constexpr (kInPairs<D, read>) {
+          sums[0][i] = D::AddPairs(sums[0][i], codes, x[half]);
+        } else {
+          sums[0][i] = D::Dot(sums[0][i], codes, x[half]);
+        }
+      }
+    }
+  }
+}
+
 // The same of one row against a panel: two sums for each output, or the chain
 // of dot products would be what takes the time; lines and inputs are loaded
 // once, where compilers would use them from memory twice.
 template <typename D, Read read>
-HWY_INLINE void DotGroup(VecI (&sums)[1][2 * kParts],
+HWY_INLINE void DotPanel(VecI (&sums)[1][2 * kParts],
                          const std::byte* const (&unit)[2], int64_t begin,
                          const GroupRows& a) {
   constexpr bool kBytes = kReadsBytes<read>;
@@ -339,6 +370,20 @@ HWY_INLINE void DotGroup(VecI (&sums)[1][2 * kParts],
 #pragma GCC unroll 4
   for (int i = 0; i < 2 * kParts; ++i) {
     sums[0][i] = hn::Add(sums[0][i], odd[i]);
+  }
+}
+
+// Of R rows. A panel's two units at once are what Intel's takes one row by.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
+                         const std::byte* const (&unit)[U], int64_t begin,
+                         const GroupRows& a) {
+  if constexpr (R > 1) {
+    DotRows<D, read, R, U>(sums, unit, begin, a);
+  } else if constexpr (U == 2 && !kInPairs<D, read>) {
+    DotPanel<D, read>(sums, unit, begin, a);
+  } else {
+    DotOneRow<D, read, U>(sums, unit, begin, a);
   }
 }
 
@@ -376,11 +421,7 @@ HWY_INLINE void DotBlock(Chains<R, U>& chains,
       }
     } else {
       StartGroup<D, read, R, U>(sums, unit, group, rows);
-      if constexpr (R == 1 && U == 2) {
-        DotGroup<D, read>(sums, unit, begin, rows);
-      } else {
-        DotGroup<D, read, R, U>(sums, unit, begin, rows);
-      }
+      DotGroup<D, read, R, U>(sums, unit, begin, rows);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
@@ -427,44 +468,55 @@ void DotTile(const CodeTile& t) {
   chains.Store(t.c, t.c_stride);
 }
 
-// As DotTile<D, read, 1, 2>, but unit after unit, line after line as they lie
-// in memory: two at once are no stream for AMD's prefetchers (Zen 3 takes 0.7
-// of the time with two threads, Zen 4 0.4 to 0.6).
-template <typename D, Read read>
+// One row against kPanels panels, whose first blocks are t.w and whose outputs
+// follow each other. Of each panel unit after unit is read, line after line as
+// they lie in memory, for hardware's prefetchers to follow: two units at once
+// are no stream for AMD's (Zen 3 takes 0.7 of the time with two threads, Zen 4
+// 0.4 to 0.6). Several panels are fetched by hardware alone, which is faster
+// there.
+template <typename D, Read read, int kPanels>
 void OneRowTile(const CodeTile& t) {
   const int64_t ahead = t.far ? 2048 : 1024;
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
-  Chains<1, 1> chains[2];
-  for (int u = 0; u < 2; ++u) {
-    if (t.first) {
-      chains[u].Clear();
-    } else {
-      chains[u].Load(t.c + u * kUnit, 0);
-    }
+  Chains<1, 2 * kPanels> outputs;
+  if (t.first) {
+    outputs.Clear();
+  } else {
+    outputs.Load(t.c, 0);
   }
+  Chains<1, kPanels> chains[2];  // of first units, and of second ones
+  const auto for_chains = [&](const auto& body) {
+    for (int u = 0; u < 2; ++u) {
+      for (int i = 0; i < kPanels * kParts; ++i) {
+        const int unit = 2 * (i / kParts) + u;
+        body(chains[u].v[0][i], outputs.v[0][unit * kParts + i % kParts]);
+      }
+    }
+  };
+  for_chains([](Vec& chain, const Vec& output) { chain = output; });
   GroupRows rows(t.a);
-  const std::byte* next = t.w[0];
+  int64_t offset = 0;
   for (int block = 0; block < t.blocks; ++block) {
     GroupRows after = rows;
 #pragma GCC unroll 2
-    for (int u = 0; u < 2; ++u, next += kUnitBytes) {
-      const std::byte* const unit[1] = {next};
+    for (int u = 0; u < 2; ++u, offset += kUnitBytes) {
+      const std::byte* unit[kPanels];
+#pragma GCC unroll 4
+      for (int i = 0; i < kPanels; ++i) unit[i] = t.w[i] + offset;
+      if constexpr (kPanels == 1) {
 #pragma GCC unroll 17
-      for (int64_t line = 0; line < kUnitBytes; line += 64) {
-        PrefetchLines(unit, ahead + line, t.far);
+        for (int64_t line = 0; line < kUnitBytes; line += 64) {
+          PrefetchLines(unit, ahead + line, t.far);
+        }
       }
       after = rows;
-      DotBlock<D, read, 1, 1>(chains[u], unit, after);
+      DotBlock<D, read, 1, kPanels>(chains[u], unit, after);
     }
     rows = after;
   }
-  for (int u = 0; u < 2; ++u) {
-    TileEnd finish = t.finish;
-    if (finish.scales != nullptr) finish.scales += u * kUnit;
-    if (finish.bias != nullptr) finish.bias += u * kUnit;
-    finish.Apply(chains[u]);
-    chains[u].Store(t.c + u * kUnit, 0);
-  }
+  for_chains([](const Vec& chain, Vec& output) { output = chain; });
+  t.finish.Apply(outputs);
+  outputs.Store(t.c, 0);
 }
 
 #if HWY_TARGET == HWY_AVX3

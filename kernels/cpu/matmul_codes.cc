@@ -158,29 +158,39 @@ CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   return t;
 }
 
-// Panels follow each other, so that all of it is one stream; where several are
-// faster, a panel's two units are read side by side.
+// One row against panels [panel, panel + kPanels), each a stream of its own, or
+// where that is faster against the two units of one panel.
+template <typename D, Read read, int kPanels>
+void OneRowPanels(const MatMulPiece& p, int panel) {
+  constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
+  const bool units = kParts == 1 && p.fetching.streams > 1;
+  for (int piece = 0; piece < RowPieces(p.k); ++piece) {
+    const Range range = RangeOf(p, piece);
+    CodeTile t{};
+    t.a = p.codes + int64_t{piece} * p.rows + p.row_begin;
+    t.w_stride = 2 * kUnitBytes;
+    t.blocks = range.blocks;
+    t.first = piece == 0;
+    for (int i = 0; i < kPanels; ++i) {
+      t.w[i] = p.w + (panel + i) * CodePanelBytes(p.k, kKindOf<read>) +
+               range.begin * 2 * kUnitBytes;
+    }
+    if (units) t.w[1] = t.w[0] + kUnitBytes;
+    t.far = p.fetching.far;
+    RunTile(p, units ? DotTile<D, read, 1, 2> : OneRowTile<D, read, kPanels>, t,
+            1, p.row_begin, panel * kPanel, 2 * kPanels,
+            piece + 1 == RowPieces(p.k));
+  }
+}
+
 template <typename D, Read read>
 void OneCodeRow(const MatMulPiece& p) {
-  constexpr CodeKind kind = kKindOf<read>;
-  for (int panel = p.panel_begin; panel < p.panel_end; ++panel) {
-    for (int piece = 0; piece < RowPieces(p.k); ++piece) {
-      const Range range = RangeOf(p, piece);
-      CodeTile t{};
-      t.a = p.codes + int64_t{piece} * p.rows + p.row_begin;
-      t.w_stride = 2 * CodeUnitBytes(kind);
-      t.blocks = range.blocks;
-      t.first = piece == 0;
-      for (int u = 0; u < 2; ++u) {
-        t.w[u] = p.w + panel * CodePanelBytes(p.k, kind) +
-                 (int64_t{2} * range.begin + u) * CodeUnitBytes(kind);
-      }
-      t.far = p.fetching.far;
-      const bool side_by_side = kParts == 1 && p.fetching.streams > 1;
-      RunTile(p, side_by_side ? DotTile<D, read, 1, 2> : OneRowTile<D, read>, t,
-              1, p.row_begin, panel * kPanel, 2, piece + 1 == RowPieces(p.k));
-    }
+  constexpr int kTogether = kParts == 1 ? 1 : 4;
+  int panel = p.panel_begin;
+  for (; panel + kTogether <= p.panel_end; panel += kTogether) {
+    OneRowPanels<D, read, kTogether>(p, panel);
   }
+  for (; panel < p.panel_end; ++panel) OneRowPanels<D, read, 1>(p, panel);
 }
 
 // Runs body(range, panel, blocks) over all pieces and panels, in the order
