@@ -304,19 +304,22 @@ HWY_INLINE void DotRows(VecI (&sums)[R][U * kParts],
   }
 }
 
-// The same of one row: nothing is kept for another one.
-template <typename D, Read read, int U>
-HWY_INLINE void DotOneRow(VecI (&sums)[1][U * kParts],
-                          const std::byte* const (&unit)[U], int64_t begin,
-                          const GroupRows& a) {
+// The same of a row or two, whose inputs stay in registers while lines come.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void DotLines(VecI (&sums)[R][U * kParts],
+                         const std::byte* const (&unit)[U], int64_t begin,
+                         const GroupRows& a) {
   constexpr int kHalves = kReadsBytes<read> ? 1 : 2;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8 / kHalves; ++quad) {
-    if constexpr (U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
-    VecI x[kHalves];
+    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
+    VecI x[R][kHalves];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-    for (int half = 0; half < kHalves; ++half) {
-      x[half] = FourOf(a.Codes(0, half * 16 + quad * 4));
+      for (int half = 0; half < kHalves; ++half) {
+        x[r][half] = FourOf(a.Codes(r, half * 16 + quad * 4));
+      }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
@@ -326,10 +329,13 @@ HWY_INLINE void DotOneRow(VecI (&sums)[1][U * kParts],
 #pragma GCC unroll 2
       for (int half = 0; half < kHalves; ++half) {
         const VecI codes = CodesOf<D, read>(line, half);
-        if constexpr (kInPairs<D, read>) {
-          sums[0][i] = D::AddPairs(sums[0][i], codes, x[half]);
-        } else {
-          sums[0][i] = D::Dot(sums[0][i], codes, x[half]);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          if constexpr (kInPairs<D, read>) {
+            sums[r][i] = D::AddPairs(sums[r][i], codes, x[r][half]);
+          } else {
+            sums[r][i] = D::Dot(sums[r][i], codes, x[r][half]);
+          }
         }
       }
     }
@@ -378,12 +384,12 @@ template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
                          const std::byte* const (&unit)[U], int64_t begin,
                          const GroupRows& a) {
-  if constexpr (R > 1) {
-    DotRows<D, read, R, U>(sums, unit, begin, a);
-  } else if constexpr (U == 2 && !kInPairs<D, read>) {
+  if constexpr (R == 1 && U == 2 && !kInPairs<D, read>) {
     DotPanel<D, read>(sums, unit, begin, a);
+  } else if constexpr (R == 1 || (kParts == 2 && U > 1)) {
+    DotLines<D, read, R, U>(sums, unit, begin, a);
   } else {
-    DotOneRow<D, read, U>(sums, unit, begin, a);
+    DotRows<D, read, R, U>(sums, unit, begin, a);
   }
 }
 
@@ -468,28 +474,30 @@ void DotTile(const CodeTile& t) {
   chains.Store(t.c, t.c_stride);
 }
 
-// One row against kPanels panels, whose first blocks are t.w and whose outputs
+// R rows against kPanels panels, whose first blocks are t.w and whose outputs
 // follow each other. Of each panel unit after unit is read, line after line as
 // they lie in memory, for hardware's prefetchers to follow: two units at once
 // are no stream for AMD's (Zen 3 takes 0.7 of the time with two threads, Zen 4
 // 0.4 to 0.6). Several panels are fetched by hardware alone, which is faster
 // there.
-template <typename D, Read read, int kPanels>
-void OneRowTile(const CodeTile& t) {
+template <typename D, Read read, int R, int kPanels>
+void StreamTile(const CodeTile& t) {
   const int64_t ahead = t.far ? 2048 : 1024;
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
-  Chains<1, 2 * kPanels> outputs;
+  Chains<R, 2 * kPanels> outputs;
   if (t.first) {
     outputs.Clear();
   } else {
-    outputs.Load(t.c, 0);
+    outputs.Load(t.c, t.c_stride);
   }
-  Chains<1, kPanels> chains[2];  // of first units, and of second ones
+  Chains<R, kPanels> chains[2];  // of first units, and of second ones
   const auto for_chains = [&](const auto& body) {
     for (int u = 0; u < 2; ++u) {
       for (int i = 0; i < kPanels * kParts; ++i) {
         const int unit = 2 * (i / kParts) + u;
-        body(chains[u].v[0][i], outputs.v[0][unit * kParts + i % kParts]);
+        for (int r = 0; r < R; ++r) {
+          body(chains[u].v[r][i], outputs.v[r][unit * kParts + i % kParts]);
+        }
       }
     }
   };
@@ -510,13 +518,13 @@ void OneRowTile(const CodeTile& t) {
         }
       }
       after = rows;
-      DotBlock<D, read, 1, kPanels>(chains[u], unit, after);
+      DotBlock<D, read, R, kPanels>(chains[u], unit, after);
     }
     rows = after;
   }
   for_chains([](const Vec& chain, Vec& output) { output = chain; });
   t.finish.Apply(outputs);
-  outputs.Store(t.c, 0);
+  outputs.Store(t.c, t.c_stride);
 }
 
 #if HWY_TARGET == HWY_AVX3

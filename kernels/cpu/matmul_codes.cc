@@ -2,7 +2,8 @@
 // Products with int8 and int4 weights, on one thread, with equal bits on every
 // path (dot-inl.h):
 //
-//   one row       a panel at a time, as one stream
+//   one row       a panel at a time, as one stream; with AVX2 four at once, and
+//                 two for two rows
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's int4 codes become bytes once, reused by every tile
 //                 (for vpdpbusd; other instructions take them as they are)
@@ -158,12 +159,12 @@ CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   return t;
 }
 
-// One row against panels [panel, panel + kPanels), each a stream of its own, or
-// where that is faster against the two units of one panel.
-template <typename D, Read read, int kPanels>
-void OneRowPanels(const MatMulPiece& p, int panel) {
+// R rows against panels [panel, panel + kPanels), each a stream of its own, or
+// where that is faster one row against the two units of one panel.
+template <typename D, Read read, int R, int kPanels>
+void StreamPanels(const MatMulPiece& p, int panel) {
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
-  const bool units = kParts == 1 && p.fetching.streams > 1;
+  const bool units = R == 1 && kParts == 1 && p.fetching.streams > 1;
   for (int piece = 0; piece < RowPieces(p.k); ++piece) {
     const Range range = RangeOf(p, piece);
     CodeTile t{};
@@ -177,20 +178,19 @@ void OneRowPanels(const MatMulPiece& p, int panel) {
     }
     if (units) t.w[1] = t.w[0] + kUnitBytes;
     t.far = p.fetching.far;
-    RunTile(p, units ? DotTile<D, read, 1, 2> : OneRowTile<D, read, kPanels>, t,
-            1, p.row_begin, panel * kPanel, 2 * kPanels,
+    RunTile(p, units ? DotTile<D, read, 1, 2> : StreamTile<D, read, R, kPanels>,
+            t, R, p.row_begin, panel * kPanel, 2 * kPanels,
             piece + 1 == RowPieces(p.k));
   }
 }
 
-template <typename D, Read read>
-void OneCodeRow(const MatMulPiece& p) {
-  constexpr int kTogether = kParts == 1 ? 1 : 4;
+template <typename D, Read read, int R, int kPanels>
+void StreamRows(const MatMulPiece& p) {
   int panel = p.panel_begin;
-  for (; panel + kTogether <= p.panel_end; panel += kTogether) {
-    OneRowPanels<D, read, kTogether>(p, panel);
+  for (; panel + kPanels <= p.panel_end; panel += kPanels) {
+    StreamPanels<D, read, R, kPanels>(p, panel);
   }
-  for (; panel < p.panel_end; ++panel) OneRowPanels<D, read, 1>(p, panel);
+  for (; panel < p.panel_end; ++panel) StreamPanels<D, read, R, 1>(p, panel);
 }
 
 // Runs body(range, panel, blocks) over all pieces and panels, in the order
@@ -267,7 +267,10 @@ void MakeReady(const std::byte* from, int blocks, std::byte* to) {
 template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
-  if (rows == 1) return OneCodeRow<D, read>(p);
+  if (rows == 1) return StreamRows < D, read, 1, kParts == 1 ? 1 : 4 > (p);
+  if constexpr (kParts == 2) {
+    if (rows == 2) return StreamRows<D, read, 2, 2>(p);
+  }
   // int8 is ready as it lies in the panel, and so is all without a bias.
   constexpr bool kAlways = D::kBias == 0 || kReadsBytes<read>;
   const bool ready = kAlways || rows < kReadyRows;
