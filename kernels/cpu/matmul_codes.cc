@@ -267,7 +267,8 @@ void MakeReady(const std::byte* from, int blocks, std::byte* to) {
 template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
-  if (rows == 1) return StreamRows < D, read, 1, kParts == 1 ? 1 : 4 > (p);
+  constexpr int kPanels = kParts == 1 ? 1 : 4;  // of one row
+  if (rows == 1) return StreamRows<D, read, 1, kPanels>(p);
   if constexpr (kParts == 2) {
     if (rows == 2) return StreamRows<D, read, 2, 2>(p);
   }
