@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CPU kernels beside this machine's limits, in one table:
 //
-//   kernels_bench [--threads N] [--isa auto|avx2|avx512|avx512vnni|amx]
+//   kernels_bench [--threads N] [--isa auto|avx2|avxvnni|avx512|avx512vnni|
+//                 avx512bf16|amx]
 //                 [--fetching auto|intel|amd]
 //                 [--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick]
 //                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
@@ -70,11 +71,13 @@ double Since(Clock::time_point begin) {
 
 class Bench {
  public:
-  Bench(std::unique_ptr<Backend> backend, int threads, bool wide, bool quick)
+  Bench(std::unique_ptr<Backend> backend, int threads, bool wide,
+        tandem::IntegerDots dots, bool quick)
       : pool_(threads, std::chrono::microseconds(50)),
         backend_(std::move(backend)),
         queue_(backend_->NewQueue("bench")),
         wide_(wide),
+        dots_(dots),
         passes_(quick ? 3 : 7) {}
 
   // FMA, and where this CPU has instructions for them (else 0) dot products:
@@ -83,11 +86,13 @@ class Bench {
     std::printf("%s\n", backend_->description().c_str());
     peak_ = Peak([&](int64_t rounds) { return tandem::RunFma(wide_, rounds); });
     std::printf("FMA peak %.0f GFLOP/s\n", peak_);
-    const bool vnni = wide_ && tandem::CpuHasIntegerDots();
     dot_peak_ = Peak(
-        [&](int64_t rounds) { return tandem::RunIntegerDots(vnni, rounds); });
+        [&](int64_t rounds) { return tandem::RunIntegerDots(dots_, rounds); });
     std::printf("int8 dot peak (%s) %.0f Gop/s\n",
-                vnni ? "vpdpbusd" : "vpmaddubsw, vpmaddwd, vpaddd", dot_peak_);
+                dots_ == tandem::IntegerDots::kMultiplyAdd
+                    ? "vpmaddubsw, vpmaddwd, vpaddd"
+                    : "vpdpbusd",
+                dot_peak_);
     if (wide_ && tandem::CpuHasBf16Dots()) {
       pair_peak_ = Peak(tandem::RunBf16Dots);
       std::printf("bf16 dot peak (vdpbf16ps) %.0f GFLOP/s\n", pair_peak_);
@@ -333,6 +338,7 @@ class Bench {
   std::vector<std::unique_ptr<Buffer>> buffers_;
   const std::unique_ptr<Queue> queue_;
   const bool wide_;
+  const tandem::IntegerDots dots_;
   const int passes_;
   // Of what products and attention with bf16 do.
   double F32OrPairs() const {
@@ -394,7 +400,7 @@ int main(int argc, char** argv) {
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
-                   "[--isa auto|avx2|avx512|avx512vnni|avx512bf16|amx] "
+                   "[--isa auto|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx] "
                    "[--fetching auto|intel|amd] "
                    "[--weights bf16|int8|int4] [--bf16-inputs] [--kv "
                    "bf16|int8|int4] [--quick] "
@@ -413,7 +419,12 @@ int main(int argc, char** argv) {
   }
   const bool wide =
       (*backend)->description().find("avx512") != std::string::npos;
-  Bench bench(*std::move(backend), options.threads, wide, quick);
+  const std::string& isa = options.instruction_set;
+  const tandem::IntegerDots dots =
+      isa == "avx2" || isa == "avx512" ? tandem::IntegerDots::kMultiplyAdd
+      : isa == "avxvnni"               ? tandem::IntegerDots::kVnni
+                                       : tandem::FastestIntegerDots();
+  Bench bench(*std::move(backend), options.threads, wide, dots, quick);
   bench.Limits();
   if (!sets.empty()) {
     bench.PrintLimits(sets);

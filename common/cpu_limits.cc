@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/cpu_limits.h"
 
+#include <cpuid.h>
+
 namespace tandem {
 
 bool CpuHasFma() {
@@ -10,12 +12,31 @@ bool CpuHasFma() {
 
 bool CpuHasWideFma() { return __builtin_cpu_supports("avx512f") != 0; }
 
-bool CpuHasIntegerDots() { return __builtin_cpu_supports("avx512vnni") != 0; }
-
 bool CpuHasBf16Dots() { return __builtin_cpu_supports("avx512bf16") != 0; }
 
 bool CpuGainsByBf16Dots() {
   return CpuHasBf16Dots() && __builtin_cpu_is("intel") == 0;
+}
+
+bool CpuHas(IntegerDots how) {
+  switch (how) {
+    case IntegerDots::kMultiplyAdd:
+      return CpuHasFma();
+    case IntegerDots::kVnni: {
+      unsigned a = 0, b = 0, c = 0, d = 0;
+      return CpuHasFma() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+             (a >> 4 & 1) != 0;
+    }
+    case IntegerDots::kWideVnni:
+      return __builtin_cpu_supports("avx512vnni") != 0;
+  }
+  return false;
+}
+
+IntegerDots FastestIntegerDots() {
+  return CpuHas(IntegerDots::kWideVnni) ? IntegerDots::kWideVnni
+         : CpuHas(IntegerDots::kVnni)   ? IntegerDots::kVnni
+                                        : IntegerDots::kMultiplyAdd;
 }
 
 // 12 chains.
@@ -64,21 +85,22 @@ double RunFma(bool wide, int64_t rounds) {
   return static_cast<double>(rounds) * 48 * (wide ? 16 : 8) * 2;
 }
 
-// Dot products of 512 bits, on 12 chains too.
-#define TANDEM_DOT(of, to) of " %%zmm0, %%zmm0, %%zmm" to "\n\t"
-#define TANDEM_DOT12(of) \
-  TANDEM_DOT(of, "1")    \
-  TANDEM_DOT(of, "2")    \
-  TANDEM_DOT(of, "3")    \
-  TANDEM_DOT(of, "4")    \
-  TANDEM_DOT(of, "5")    \
-  TANDEM_DOT(of, "6")    \
-  TANDEM_DOT(of, "7")    \
-  TANDEM_DOT(of, "8")    \
-  TANDEM_DOT(of, "9")    \
-  TANDEM_DOT(of, "10") TANDEM_DOT(of, "11") TANDEM_DOT(of, "12")
-#define TANDEM_DOT48(of) \
-  TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of) TANDEM_DOT12(of)
+// Dot products on 12 chains too.
+#define TANDEM_DOT(of, reg, to) of " %%" reg "0, %%" reg "0, %%" reg to "\n\t"
+#define TANDEM_DOT12(of, reg) \
+  TANDEM_DOT(of, reg, "1")    \
+  TANDEM_DOT(of, reg, "2")    \
+  TANDEM_DOT(of, reg, "3")    \
+  TANDEM_DOT(of, reg, "4")    \
+  TANDEM_DOT(of, reg, "5")    \
+  TANDEM_DOT(of, reg, "6")    \
+  TANDEM_DOT(of, reg, "7")    \
+  TANDEM_DOT(of, reg, "8")    \
+  TANDEM_DOT(of, reg, "9")    \
+  TANDEM_DOT(of, reg, "10") TANDEM_DOT(of, reg, "11") TANDEM_DOT(of, reg, "12")
+#define TANDEM_DOT48(of, reg) \
+  TANDEM_DOT12(of, reg)       \
+  TANDEM_DOT12(of, reg) TANDEM_DOT12(of, reg) TANDEM_DOT12(of, reg)
 
 // As much of AVX2: products in pairs, pairs in fours, fours behind the chain.
 #define TANDEM_DOT_AVX2(to)                \
@@ -99,22 +121,30 @@ double RunFma(bool wide, int64_t rounds) {
   TANDEM_DOT_AVX2("11")   \
   TANDEM_DOT_AVX2("12")
 
-double RunIntegerDots(bool vnni, int64_t rounds) {
+double RunIntegerDots(IntegerDots how, int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i) {
-    if (vnni) {
-      asm volatile(TANDEM_DOT48("vpdpbusd")::: TANDEM_FMA_CLOBBERS);
-    } else {
-      asm volatile(TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2
-                       TANDEM_DOT12_AVX2::
-                           : TANDEM_FMA_CLOBBERS, "xmm13");
+    switch (how) {
+      case IntegerDots::kMultiplyAdd:
+        asm volatile(TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2 TANDEM_DOT12_AVX2
+                         TANDEM_DOT12_AVX2::
+                             : TANDEM_FMA_CLOBBERS, "xmm13");
+        break;
+      case IntegerDots::kVnni:
+        asm volatile(TANDEM_DOT48("%{vex%} vpdpbusd", "ymm")::
+                         : TANDEM_FMA_CLOBBERS);
+        break;
+      case IntegerDots::kWideVnni:
+        asm volatile(TANDEM_DOT48("vpdpbusd", "zmm")::: TANDEM_FMA_CLOBBERS);
+        break;
     }
   }
-  return static_cast<double>(rounds) * 48 * (vnni ? 64 : 32) * 2;
+  const int lanes = how == IntegerDots::kWideVnni ? 64 : 32;
+  return static_cast<double>(rounds) * 48 * lanes * 2;
 }
 
 double RunBf16Dots(int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i) {
-    asm volatile(TANDEM_DOT48("vdpbf16ps")::: TANDEM_FMA_CLOBBERS);
+    asm volatile(TANDEM_DOT48("vdpbf16ps", "zmm")::: TANDEM_FMA_CLOBBERS);
   }
   return static_cast<double>(rounds) * 48 * 32 * 2;
 }

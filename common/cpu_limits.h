@@ -14,18 +14,22 @@ namespace tandem {
 
 // AVX2 with FMA, without which nothing here may be called.
 bool CpuHasFma();
-bool CpuHasWideFma();      // AVX-512
-bool CpuHasIntegerDots();  // vpdpbusd of 512 bits
-bool CpuHasBf16Dots();     // vdpbf16ps of 512 bits
+bool CpuHasWideFma();   // AVX-512
+bool CpuHasBf16Dots();  // vdpbf16ps of 512 bits
 // And does more of them than FMA: Emerald Rapids does half as many.
 bool CpuGainsByBf16Dots();
+
+// How int8 is multiplied: by AVX2's vpmaddubsw, vpmaddwd and vpaddd, or by one
+// vpdpbusd that does what those three do, of 256 bits (AVX-VNNI: Intel's
+// clients since Alder Lake) or 512.
+enum class IntegerDots { kMultiplyAdd, kVnni, kWideVnni };
+bool CpuHas(IntegerDots how);
+IntegerDots FastestIntegerDots();
 
 // All return how many additions and multiplications they were. `wide`: of 512
 // bits, else 256. A round is 48 instructions on 12 registers.
 double RunFma(bool wide, int64_t rounds);
-// Of int8: by vpdpbusd where `vnni`, else by the three instructions of AVX2
-// that do the same for half as many.
-double RunIntegerDots(bool vnni, int64_t rounds);
+double RunIntegerDots(IntegerDots how, int64_t rounds);
 double RunBf16Dots(int64_t rounds);
 
 // Loads from four streams, as the hardware's prefetchers like it; up to 255

@@ -64,11 +64,10 @@ absl::StatusOr<Machine> MeasureMachine(const MeasureMachineOptions& options,
   machine.matrix_flops_per_second = machine.flops_per_second;
   if (options.integer_dots) {
     progress("integer dot products");
-    const bool vnni = CpuHasIntegerDots();
+    const IntegerDots how = FastestIntegerDots();
     machine.matrix_flops_per_second =
-        RunIntegerDots(vnni, kRounds) * threads /
-        Quick(options.budget / 4, [&] {
-          return SecondsOf(pool, [&](int) { RunIntegerDots(vnni, kRounds); });
+        RunIntegerDots(how, kRounds) * threads / Quick(options.budget / 4, [&] {
+          return SecondsOf(pool, [&](int) { RunIntegerDots(how, kRounds); });
         });
   }
 

@@ -77,8 +77,8 @@ struct MultiplyAdd {
   }
 };
 
-#if HWY_TARGET == HWY_AVX3
-// vpdpbusd takes codes without sign: those of int8 with 128 added.
+// vpdpbusd takes codes without sign: those of int8 with 128 added. Of 256 bits
+// it is AVX-VNNI's, which CPUs have that lack AVX-512.
 struct Vnni {
   static constexpr int kBias = 128;
   static constexpr bool kPairs = false;
@@ -86,11 +86,16 @@ struct Vnni {
     return hn::Xor(codes, hn::Set(I32(), static_cast<int32_t>(0x80808080u)));
   }
   static HWY_INLINE VecI Dot(VecI sum, VecI codes, VecI x) {
+#if HWY_TARGET == HWY_AVX3
     asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(codes.raw), "v"(x.raw));
+#else
+    asm("%{vex%} vpdpbusd %2, %1, %0"
+        : "+x"(sum.raw)
+        : "x"(codes.raw), "x"(x.raw));
+#endif
     return sum;
   }
 };
-#endif
 
 // How a unit's block is read. kReady is int8 with the bias added, as
 // CodeKind::kInt8Raised is and what scratch has.

@@ -24,22 +24,29 @@ bool AskForTiles() {
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// The best one that this CPU has beside AVX-512.
-Dot BestDot() {
+bool HasTiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (c >> 11 & 1) == 0) {
-    return Dot::kMultiplyAdd;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 1) != 0 &&
+         (d >> 25 & 1) != 0 && AskForTiles();
+}
+
+bool Has(Isa isa, Dot dot) {
+  const bool wide = isa == Isa::kAvx512;
+  if ((hwy::SupportedTargets() & (wide ? HWY_AVX3 : HWY_AVX2)) == 0) {
+    return false;
   }
-  const bool tiles = (d >> 24 & 1) != 0 && (d >> 25 & 1) != 0;
-  return tiles && AskForTiles() ? Dot::kAmx : Dot::kVnni;
+  switch (dot) {
+    case Dot::kMultiplyAdd:
+      return true;
+    case Dot::kVnni:
+      return CpuHas(wide ? IntegerDots::kWideVnni : IntegerDots::kVnni);
+    case Dot::kAmx:
+      return HasTiles();
+  }
+  return false;
 }
 
-bool HasPairs() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
-}
-
-// By ascending order, each with all before it.
+// By ascending speed.
 struct Named {
   std::string_view name;
   Isa isa;
@@ -48,6 +55,7 @@ struct Named {
 };
 constexpr Named kNamed[] = {
     {"avx2", Isa::kAvx2, Dot::kMultiplyAdd, false},
+    {"avxvnni", Isa::kAvx2, Dot::kVnni, false},
     {"avx512", Isa::kAvx512, Dot::kMultiplyAdd, false},
     {"avx512vnni", Isa::kAvx512, Dot::kVnni, false},
     {"avx512bf16", Isa::kAvx512, Dot::kVnni, true},
@@ -58,17 +66,11 @@ constexpr Named kNamed[] = {
 
 absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
                                             bool rounds_inputs) {
-  const int64_t supported = hwy::SupportedTargets();
-  const bool avx2 = (supported & HWY_AVX2) != 0;
-  const bool avx512 = (supported & HWY_AVX3) != 0;
-  const bool pairs = avx512 && HasPairs();
-  const Dot best = avx512 ? BestDot() : Dot::kMultiplyAdd;
   KernelTable table{};
   const Named* chosen = nullptr;
   for (const Named& named : kNamed) {
-    const bool here = (named.isa == Isa::kAvx2 ? avx2 : avx512) &&
-                      static_cast<int>(named.dot) <= static_cast<int>(best) &&
-                      (!named.pairs || pairs);
+    const bool here =
+        Has(named.isa, named.dot) && (!named.pairs || CpuHasBf16Dots());
     if (instruction_set == "auto" ? here : named.name == instruction_set) {
       if (!here) {
         return absl::FailedPreconditionError(
@@ -84,10 +86,10 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
         "run on an x86-64-v3 or newer machine");
   }
   if (chosen == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "instruction set is '", std::string(instruction_set),
-        "', expected auto, avx2, avx512, avx512vnni, avx512bf16 or "
-        "amx"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("instruction set is '", std::string(instruction_set),
+                     "', expected auto, avx2, avxvnni, avx512, avx512vnni, "
+                     "avx512bf16 or amx"));
   }
   table.isa = chosen->isa;
   table.dot = chosen->dot;

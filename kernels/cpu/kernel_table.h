@@ -4,7 +4,7 @@
 // cpu_backend.cc, products.cc and attention_plan.cc choose and split.
 //
 // What Highway cannot express (integer dot products with VNNI and AMX) is
-// assembly in a kernel that is otherwise the same; MakeKernelTable asks cpuid
+// assembly in a kernel that is otherwise the same; MakeKernelTable asks the CPU
 // which one the table gets.
 
 #ifndef TANDEM_KERNELS_CPU_KERNEL_TABLE_H_

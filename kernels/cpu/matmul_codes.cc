@@ -30,8 +30,12 @@ namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
 // Sums and chains of a tile are 28 registers with AVX-512; with AVX2 sums are
-// 8, and chains stay in memory.
-inline constexpr int kDotRows = kParts == 1 ? 7 : 4;
+// 8, or 12 where nothing but lines and inputs is beside them, and chains stay
+// in memory.
+template <typename D, Read read>
+inline constexpr int kDotRows = kParts == 1                          ? 7
+                                : D::kBias != 0 && kReadsBytes<read> ? 6
+                                                                     : 4;
 inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
 // From here on int4 codes are made ready once for all tiles.
 inline constexpr int kReadyRows = 24;
@@ -98,7 +102,7 @@ using DotFn = void (*)(const CodeTile&);
 
 template <typename D, Read read>
 DotFn DotTileOf(int rows) {
-  return TileFor<1, kDotRows>(
+  return TileFor<1, kDotRows<D, read>>(
       rows, [](auto count) { return DotTile<D, read, count, kDotUnits>; });
 }
 
@@ -118,7 +122,8 @@ template <typename D, Read read>
 void PanelTiles(const MatMulPiece& p, const Range& range, int panel,
                 const std::byte* w, CodeTile t) {
   const int rows = p.row_end - p.row_begin;
-  const int tiles = (rows + kDotRows - 1) / kDotRows;
+  constexpr int kRows = kDotRows<D, read>;
+  const int tiles = (rows + kRows - 1) / kRows;
   t.w_stride = 2 * CodeUnitBytes(kKindOf<read>);
   t.blocks = range.blocks;
   t.first = range.piece == 0;
@@ -384,12 +389,19 @@ namespace tandem::kernels::cpu {
 void AddMatMulCodes(KernelTable& table) {
   const bool wide = table.isa == Isa::kAvx512;
   table.quantise_row = wide ? N_AVX3::QuantiseRow : N_AVX2::QuantiseRow;
-  table.matmul_codes = !wide ? N_AVX2::MatMulCodes<N_AVX2::MultiplyAdd>
-                       : table.dot == Dot::kMultiplyAdd
-                           ? N_AVX3::MatMulCodes<N_AVX3::MultiplyAdd>
-                       : table.dot == Dot::kVnni
-                           ? N_AVX3::MatMulCodes<N_AVX3::Vnni>
-                           : N_AVX3::MatMulAmx;
+  switch (table.dot) {
+    case Dot::kMultiplyAdd:
+      table.matmul_codes = wide ? N_AVX3::MatMulCodes<N_AVX3::MultiplyAdd>
+                                : N_AVX2::MatMulCodes<N_AVX2::MultiplyAdd>;
+      break;
+    case Dot::kVnni:
+      table.matmul_codes = wide ? N_AVX3::MatMulCodes<N_AVX3::Vnni>
+                                : N_AVX2::MatMulCodes<N_AVX2::Vnni>;
+      break;
+    case Dot::kAmx:
+      table.matmul_codes = N_AVX3::MatMulAmx;
+      break;
+  }
 }
 
 }  // namespace tandem::kernels::cpu

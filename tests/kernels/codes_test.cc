@@ -28,8 +28,9 @@ float NearestF16(float value) {
 }
 
 // Each way to take an integer dot product.
-const Config kConfigs[] = {{"avx2", 1},       {"avx512", 2}, {"avx512vnni", 1},
-                           {"avx512vnni", 2}, {"amx", 1},    {"auto", 3}};
+const Config kConfigs[] = {{"avx2", 1},   {"avxvnni", 1},    {"avxvnni", 2},
+                           {"avx512", 2}, {"avx512vnni", 1}, {"avx512vnni", 2},
+                           {"amx", 1},    {"auto", 3}};
 
 // What a matrix stands for: codes, and scales without and with the rows'.
 struct Codes {
@@ -300,7 +301,8 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
     }
     const auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 8);
     const auto products = Reference(kMostCodeRows, shape, x, expected, {});
-    for (const char* isa : {"avx2", "avx512", "avx512vnni", "amx", "auto"}) {
+    for (const char* isa :
+         {"avx2", "avxvnni", "avx512", "avx512vnni", "amx", "auto"}) {
       auto backend = MakeBackend(isa, 2);
       if (backend == nullptr) continue;
       auto matrix = backend->PackCodes(

@@ -17,10 +17,14 @@ TEST(CpuLimitsTest, LoopsCountTheirOperations) {
   if (CpuHasWideFma()) {
     EXPECT_EQ(RunFma(true, 3), 3 * 48 * 16 * 2);
   }
-  EXPECT_EQ(RunIntegerDots(false, 3), 3 * 48 * 32 * 2);
-  if (CpuHasIntegerDots()) {
-    EXPECT_EQ(RunIntegerDots(true, 3), 3 * 48 * 64 * 2);
+  EXPECT_EQ(RunIntegerDots(IntegerDots::kMultiplyAdd, 3), 3 * 48 * 32 * 2);
+  if (CpuHas(IntegerDots::kVnni)) {
+    EXPECT_EQ(RunIntegerDots(IntegerDots::kVnni, 3), 3 * 48 * 32 * 2);
   }
+  if (CpuHas(IntegerDots::kWideVnni)) {
+    EXPECT_EQ(RunIntegerDots(IntegerDots::kWideVnni, 3), 3 * 48 * 64 * 2);
+  }
+  EXPECT_TRUE(CpuHas(FastestIntegerDots()));
 }
 
 TEST(MachineTest, LimitsAreThoseOfAComputer) {
