@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How threads of the backend wait for one another: spin for a while, because
-// the next operation is usually microseconds away, then sleep.
+// the next operation is usually microseconds away, then sleep. Where they share
+// a CPU, which schedulers let them when others are busy, spinning keeps away
+// who is waited for, until its turn comes in milliseconds: they sleep at once.
 //
 // Protocol: the waker changes an atomic with sequential consistency and calls
 // Wake(); the waiter's condition reads it the same way. Either the waker sees
@@ -10,6 +12,7 @@
 #define TANDEM_KERNELS_CPU_PARKING_H_
 
 #include <immintrin.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
@@ -19,11 +22,25 @@
 
 namespace tandem::kernels::cpu {
 
+// The CPU that a thread was last seen on.
+class alignas(64) Place {
+ public:
+  void Note() { cpu_.store(sched_getcpu(), std::memory_order_relaxed); }
+  bool IsHere() const {
+    return cpu_.load(std::memory_order_relaxed) == sched_getcpu();
+  }
+
+ private:
+  std::atomic<int> cpu_{-1};
+};
+
 class Parking {
  public:
-  // Returns when ready() is true. spin of zero sleeps at once.
-  template <typename Ready>
-  void Await(std::chrono::nanoseconds spin, const Ready& ready) {
+  // Returns when ready() is true. spin of zero sleeps at once, as does whoever
+  // finds shares_cpu() true: what is waited for may run here alone.
+  template <typename Ready, typename SharesCpu>
+  void Await(std::chrono::nanoseconds spin, const Ready& ready,
+             const SharesCpu& shares_cpu) {
     if (ready()) return;
     if (spin.count() > 0) {
       const auto deadline = std::chrono::steady_clock::now() + spin;
@@ -32,12 +49,17 @@ class Parking {
           _mm_pause();
           if (ready()) return;
         }
-      } while (std::chrono::steady_clock::now() < deadline);
+      } while (!shares_cpu() && std::chrono::steady_clock::now() < deadline);
     }
     MutexLock lock(&mutex_);
     sleepers_.fetch_add(1);
     while (!ready()) changed_.Wait(&mutex_);
     sleepers_.fetch_sub(1);
+  }
+
+  template <typename Ready>
+  void Await(std::chrono::nanoseconds spin, const Ready& ready) {
+    Await(spin, ready, [] { return false; });
   }
 
   void Wake() {

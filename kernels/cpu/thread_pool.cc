@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -40,7 +41,8 @@ int AvailableCpus() {
 
 ThreadPool::ThreadPool(int threads, std::chrono::nanoseconds spin)
     : spin_(threads <= AvailableCpus() ? spin : std::chrono::nanoseconds(0)),
-      team_scratch_(MapScratch(kTeamScratchBytes)) {
+      team_scratch_(MapScratch(kTeamScratchBytes)),
+      places_(std::make_unique<Place[]>(static_cast<size_t>(threads))) {
   scratch_.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) {
     scratch_.push_back(MapScratch(kMemberScratchBytes));
@@ -67,10 +69,16 @@ void ThreadPool::Fork(absl::FunctionRef<void(int)> body) {
   }
   body_ = &body;
   running_.store(static_cast<int>(members_.size()));
+  places_[0].Note();
   round_.fetch_add(1);
   forked_.Wake();
   body(0);
-  joined_.Await(spin_, [this] { return running_.load() == 0; });
+  joined_.Await(
+      spin_, [this] { return running_.load() == 0; },
+      [this] {
+        return std::any_of(places_.get() + 1, places_.get() + threads(),
+                           [](const Place& place) { return place.IsHere(); });
+      });
 }
 
 void ThreadPool::Team::ForEach(int tasks,
@@ -94,7 +102,10 @@ void ThreadPool::Member(int index) {
   FlushDenormals();
   uint64_t seen = 0;
   for (;;) {
-    forked_.Await(spin_, [&] { return round_.load() != seen; });
+    forked_.Await(
+        spin_, [&] { return round_.load() != seen; },
+        [this] { return places_[0].IsHere(); });
+    places_[static_cast<size_t>(index)].Note();
     // One round at a time: the next starts only when all have finished.
     ++seen;
     if (stop_) return;

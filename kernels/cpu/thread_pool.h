@@ -82,6 +82,7 @@ class ThreadPool {
   Parking joined_;
   std::vector<DeviceMemory> scratch_;
   DeviceMemory team_scratch_;
+  const std::unique_ptr<Place[]> places_;  // of members
   std::vector<std::thread> members_;
 };
 

@@ -2,8 +2,10 @@
 // Queues, the thread team, options, and the late backend's hiding of memory.
 
 #include <immintrin.h>
+#include <sched.h>
 
 #include <atomic>
+#include <ctime>
 #include <numeric>
 #include <thread>
 
@@ -52,6 +54,33 @@ TEST(ThreadPoolTest, EveryTaskRunsOnceOnEveryRound) {
       }
     }
   }
+}
+
+// CPU time of `rounds` forks of a team whose threads all share one CPU.
+double SecondsOnOneCpu(cpu::ThreadPool& pool, int rounds) {
+  cpu_set_t before;
+  sched_getaffinity(0, sizeof(before), &before);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(sched_getcpu()), &one);
+  cpu::ThreadPool::Team team(&pool);
+  team.Run([&](int) { sched_setaffinity(0, sizeof(one), &one); });
+  const std::clock_t begin = std::clock();
+  for (int i = 0; i < rounds; ++i) team.Run([](int) {});
+  const std::clock_t end = std::clock();
+  sched_setaffinity(0, sizeof(before), &before);
+  return static_cast<double>(end - begin) / CLOCKS_PER_SEC;
+}
+
+TEST(ThreadPoolTest, ThreadsThatShareACpuDoNotWaitAwake) {
+  if (cpu::AvailableCpus() < 2)
+    GTEST_SKIP() << "a team of two never spins here";
+  constexpr int kRounds = 300;
+  cpu::ThreadPool sleeps(2, microseconds(0));
+  cpu::ThreadPool spins(2, microseconds(2000));
+  const double least = SecondsOnOneCpu(sleeps, kRounds);
+  // Whoever spins has the CPU for 2 ms a round.
+  EXPECT_LT(SecondsOnOneCpu(spins, kRounds), 5 * least + 0.1);
 }
 
 TEST(ThreadPoolTest, CallersUnderContentionTakeTurns) {
