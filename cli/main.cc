@@ -131,9 +131,11 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "Workers and requests as numbers, for the page; auto: on if "
                   "--host is of loopback");
   line->Group("Workers");
-  line->AddInt("threads", &flags.threads,
-               "Per worker; 0 divides the cores among them",
-               {0, kernels::kMaxCpuThreads});
+  line->AddInt(
+      "threads", &flags.threads,
+      "Per worker; 0 divides the cores among them (two: among those of "
+      "a role)",
+      {0, kernels::kMaxCpuThreads});
   line->Add("device", &device, "auto, cpu or cuda:N");
   line->Add("gpu-memory-utilization", &gpu_memory_utilization,
             "Share of the GPU's memory, divided among the workers", 0.01, 1);

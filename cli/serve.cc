@@ -118,11 +118,14 @@ void AddChildren(const ServeFlags& flags, const Ports& ports,
                      flags.router_arguments.end());
   supervisor->Add(std::move(router));
 
-  const int workers = flags.prefill + flags.decode;
-  const int threads =
-      flags.threads > 0
-          ? flags.threads
-          : std::clamp(AvailableCores() / workers, 1, kernels::kMaxCpuThreads);
+  const int cores = AvailableCores();
+  // One of two cores does not read all that memory gives, and prefill and
+  // decoding take turns more often than not: there each has both.
+  const int at_once = cores > 2 ? flags.prefill + flags.decode
+                                : std::max(flags.prefill, flags.decode);
+  const int threads = flags.threads > 0 ? flags.threads
+                                        : std::clamp(cores / at_once, 1,
+                                                     kernels::kMaxCpuThreads);
   const auto add_worker = [&](const std::string& name,
                               const std::string& binary,
                               const std::vector<std::string>& more) {
