@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/available_cpus.h"
 #include "common/cpu_limits.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
@@ -409,7 +410,7 @@ int main(int argc, char** argv) {
     }
   }
   if (options.threads == 0) {
-    options.threads = cpu::AvailableCpus();
+    options.threads = tandem::AvailableCpus();
   }
   auto backend = NewCpuBackend(options);
   if (!backend.ok()) {

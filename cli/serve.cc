@@ -2,7 +2,6 @@
 #include "cli/serve.h"
 
 #include <netdb.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,6 +20,7 @@
 #include "cli/connect.h"
 #include "cli/status.h"
 #include "cli/supervisor.h"
+#include "common/available_cpus.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::cli {
@@ -44,11 +44,6 @@ void InstallHandlers() {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   signal(SIGPIPE, SIG_IGN);
-}
-
-int AvailableCores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 std::string SiblingBinary(const std::string& name) {
@@ -118,7 +113,7 @@ void AddChildren(const ServeFlags& flags, const Ports& ports,
                      flags.router_arguments.end());
   supervisor->Add(std::move(router));
 
-  const int cores = AvailableCores();
+  const int cores = AvailableCpus();
   // One of two cores does not read all that memory gives, and prefill and
   // decoding take turns more often than not: there each has both.
   const int at_once = cores > 2 ? flags.prefill + flags.decode

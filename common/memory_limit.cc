@@ -7,11 +7,9 @@
 #include <fstream>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "common/control_group.h"
 
 namespace tandem {
 namespace {
@@ -59,26 +57,13 @@ int64_t OwnMemory() {
 }
 
 int64_t ControlGroupMemoryLimit(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
   int64_t limit = kUnlimited;
-  for (std::string line; std::getline(groups, line);) {
-    // "0::/a/b" of version 2, "7:memory:/a/b" of version 1.
-    const std::vector<std::string> parts =
-        absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3) continue;
-    const bool second = parts[0] == "0" && parts[1].empty();
-    if (!second && parts[1] != "memory") continue;
-    const std::string mount =
-        root + (second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    const char* const file = second ? "/memory.max" : "/memory.limit_in_bytes";
-    // A group has no more than those that it is in.
-    for (std::string group = parts[2];;) {
-      limit = AtMost(absl::StrCat(mount, group, file), limit);
-      const size_t parent = group.rfind('/');
-      if (parent == std::string::npos) break;
-      group.resize(parent);
-    }
-  }
+  ForEachControlGroup(
+      root, "memory", [&](const std::string& group, int version) {
+        limit = AtMost(
+            group + (version == 2 ? "/memory.max" : "/memory.limit_in_bytes"),
+            limit);
+      });
   return limit == kUnlimited ? 0 : limit;
 }
 

@@ -9,10 +9,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/available_cpus.h"
 #include "common/error.h"
 #include "common/http/failpoints.h"
 #include "common/log.h"
@@ -136,8 +136,7 @@ absl::Status Process::StartHttp() {
       .spare_connections = kProbeConnections,
       .max_connections_per_peer = flags_.max_http_connections_per_peer,
       // They tokenise; a refusal waits for none of them.
-      .handler_threads =
-          std::max(2, static_cast<int>(std::thread::hardware_concurrency())),
+      .handler_threads = std::max(2, AvailableCpus()),
       .tls = public_tls_.cert.empty()
                  ? std::nullopt
                  : std::make_optional(ForHttp(public_tls_)),

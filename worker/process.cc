@@ -75,7 +75,9 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
             "libtandem_cuda.so, where it is not beside the program");
   line->Add("nccl-library", &worker.nccl_library,
             "libtandem_nccl.so, where it is not beside the program");
-  line->AddInt("threads", &worker.threads, "0: one per core",
+  line->AddInt("threads", &worker.threads,
+               "0: one for each CPU that the process may use, by affinity and "
+               "quota",
                {0, kernels::kMaxCpuThreads});
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/available_cpus.h"
 #include "common/cpu_limits.h"
 #include "kernels/cpu/allocator.h"
 #include "kernels/cpu/thread_pool.h"
@@ -49,8 +50,7 @@ absl::StatusOr<Machine> MeasureMachine(const MeasureMachineOptions& options,
     return absl::FailedPreconditionError(
         "this CPU has no AVX2 and FMA: its limits cannot be measured");
   }
-  const int threads =
-      options.threads > 0 ? options.threads : kernels::cpu::AvailableCpus();
+  const int threads = options.threads > 0 ? options.threads : AvailableCpus();
   ThreadPool pool(threads, std::chrono::microseconds(50));
   Machine machine{.threads = threads};
 

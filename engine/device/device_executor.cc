@@ -5,10 +5,10 @@
 #include "engine/device/device_executor.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/available_cpus.h"
 #include "engine/model/layer_groups.h"
 
 namespace tandem::engine {
@@ -130,8 +130,8 @@ void DeviceExecutor::Run(Flight& flight) {
 // Only the draws at the step's end wait for them.
 void DeviceExecutor::MakeMasks(Flight& flight) {
   if (masks_ == nullptr) {
-    mask_threads_ = std::make_unique<MaskThreads>(MaskThreads::HelpersFor(
-        static_cast<int>(std::thread::hardware_concurrency())));
+    mask_threads_ =
+        std::make_unique<MaskThreads>(MaskThreads::HelpersFor(AvailableCpus()));
     masks_ = backend_->NewQueue("masks");
   }
   auto* const masks = reinterpret_cast<uint32_t*>(flight.masks->data());

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/available_cpus.h"
 #include "kernels/cpu/attention_plan.h"
 #include "kernels/cpu/attention_weights.h"
 #include "kernels/cpu/cpu_kv_cache.h"
@@ -576,7 +577,7 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
   }
   const int threads = options.threads > 0
                           ? options.threads
-                          : std::min(cpu::AvailableCpus(), kMaxCpuThreads);
+                          : std::min(AvailableCpus(), kMaxCpuThreads);
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(
       *table, threads, std::chrono::microseconds(options.spin_microseconds),
       options.allocator != nullptr ? options.allocator : &cpu::HostMemory()));

@@ -3,13 +3,13 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
 
+#include "common/available_cpus.h"
 #include "kernels/cpu/float_env.h"
 
 namespace tandem::kernels::cpu {
@@ -27,17 +27,6 @@ DeviceMemory MapScratch(size_t bytes) {
 }
 
 }  // namespace
-
-int AvailableCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    const int count = CPU_COUNT(&set);
-    if (count > 0) return count;
-  }
-  const unsigned hardware = std::thread::hardware_concurrency();
-  return hardware > 0 ? static_cast<int>(hardware) : 1;
-}
 
 ThreadPool::ThreadPool(int threads, std::chrono::nanoseconds spin)
     : spin_(threads <= AvailableCpus() ? spin : std::chrono::nanoseconds(0)),

@@ -21,9 +21,6 @@
 
 namespace tandem::kernels::cpu {
 
-// Hardware threads that this process may run on.
-int AvailableCpus();
-
 class ThreadPool {
  public:
   // Scratch of each member, and of the whole team: mapped at once, touched

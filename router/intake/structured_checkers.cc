@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/available_cpus.h"
+
 namespace tandem::router {
 namespace {
 
-int ThreadsFor(unsigned cores) {
-  return std::clamp(static_cast<int>(cores / 4) * 2, 2, 4);
-}
+int ThreadsFor(int cpus) { return std::clamp(cpus / 4 * 2, 2, 4); }
 
 }  // namespace
 
@@ -17,7 +17,7 @@ StructuredCheckers::StructuredCheckers(const ModelText* model,
                                        const StructuredBudget& budget,
                                        Loop* loop)
     : model_(model), budget_(budget), loop_(loop) {
-  const int count = ThreadsFor(std::thread::hardware_concurrency());
+  const int count = ThreadsFor(AvailableCpus());
   for (int i = 0; i < count; ++i) threads_.emplace_back([this] { Run(); });
 }
 

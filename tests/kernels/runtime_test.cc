@@ -9,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "common/available_cpus.h"
 #include "kernels/cpu/cpu_queue.h"
 #include "kernels/cpu/float_env.h"
 #include "kernels/cpu/thread_pool.h"
@@ -73,8 +74,7 @@ double SecondsOnOneCpu(cpu::ThreadPool& pool, int rounds) {
 }
 
 TEST(ThreadPoolTest, ThreadsThatShareACpuDoNotWaitAwake) {
-  if (cpu::AvailableCpus() < 2)
-    GTEST_SKIP() << "a team of two never spins here";
+  if (AvailableCpus() < 2) GTEST_SKIP() << "a team of two never spins here";
   constexpr int kRounds = 300;
   cpu::ThreadPool sleeps(2, microseconds(0));
   cpu::ThreadPool spins(2, microseconds(2000));
