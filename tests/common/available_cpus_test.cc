@@ -43,6 +43,9 @@ TEST_F(AvailableCpusTest, AreThoseOfTheSmallestQuota) {
   EXPECT_EQ(AvailableCpus(root_), allowed_);
   Write("sys/fs/cgroup/a/cpu.max", "250000 100000\n");
   EXPECT_EQ(AvailableCpus(root_), AtMost(2)) << "whole ones";
+  Write("sys/fs/cgroup/a/cpu.max", "190000 100000\n");
+  EXPECT_EQ(AvailableCpus(root_), 1) << "of a group further up";
+  Write("sys/fs/cgroup/a/cpu.max", "max 100000\n");
   Write("sys/fs/cgroup/a/b/cpu.max", "50000 50000\n");
   EXPECT_EQ(AvailableCpus(root_), 1);
   Write("sys/fs/cgroup/a/b/cpu.max", "20000 100000\n");
