@@ -50,9 +50,10 @@ inline constexpr int kWideBlock = 576;
 inline constexpr int kWideStride = kWideBlock + 16;
 // Inputs of one row that fit scratch memory.
 inline constexpr int kOneRowInputs = kMatMulScratchBytes / 4;
-// Rows copied together, 1.2 MB, and panels widened together, 590 KB.
+// Rows copied together, 1.2 MB, and panels widened together, 590 KB; with AVX2,
+// whose CPUs have second-level caches of 256 or 512 KB, 147 KB.
 inline constexpr int kWideRows = 512;
-inline constexpr int kWidePanels = 8;
+inline constexpr int kWidePanels = kParts == 1 ? 8 : 2;
 // From here on widening once beats widening in registers per tile.
 inline constexpr int kManyRows = 144;
 inline constexpr int64_t kPairBytes = kPanel * 4;  // also one f32 input
