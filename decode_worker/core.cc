@@ -83,6 +83,8 @@ void DecodeCore::OnMessage(Call* call, const v1::DecodeRequest& message) {
       Retry(call, message.retry());
       return;
     case v1::DecodeRequest::kBeat:
+      call->OnBeat(message.beat().not_reading(), loop_->Now());
+      return;
     case v1::DecodeRequest::COMMAND_NOT_SET:
       return;
   }

@@ -52,7 +52,10 @@ void PrefillCore::CloseAll(const absl::Status& status) {
 
 void PrefillCore::OnMessage(Call* call, v1::PrefillRequest message) {
   call->times.heard = loop_->Now();
-  if (!message.has_open()) return;  // a beat
+  if (!message.has_open()) {
+    call->OnBeat(message.beat().not_reading(), loop_->Now());
+    return;
+  }
   const CallId id = call->id;
   Refuse(id, call->phase == Phase::kNew && call->compiling == 0
                  ? Open(call, std::move(*message.mutable_open()))

@@ -18,6 +18,10 @@ void TimedCall::LookAtReader(size_t unsent, absl::Time now) {
   paused_unsent = unsent;
 }
 
+void TimedCall::OnBeat(bool not_reading, absl::Time now) {
+  if (not_reading) paused_since = now;
+}
+
 absl::Status Overdue(const TimedCall& call, bool opened, absl::Time now,
                      bool judge, absl::Duration lease,
                      absl::Duration stall_limit) {

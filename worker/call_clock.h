@@ -34,12 +34,14 @@ struct TimedCall {
   uint64_t compiling = 0;  // number of its grammar's order; 0: none
   absl::Time compiling_since;
   bool paused = false;       // the router reads too slowly
-  absl::Time paused_since;   // or since it took something
+  absl::Time paused_since;   // or since it took something, or said why not
   size_t paused_unsent = 0;  // messages, then
   // `unsent`: of its stream.
   void Pause(size_t unsent, absl::Time now);
   // Who takes something is slow and no more. Every beat.
   void LookAtReader(size_t unsent, absl::Time now);
+  // A beat of the router came. `not_reading`: it does so on purpose.
+  void OnBeat(bool not_reading, absl::Time now);
 };
 
 // Why `call` ends now, by its times alone; OK: it goes on. `opened`: its first

@@ -117,6 +117,7 @@ void Request::OnDrained() {
   const absl::Time now = context_.loop->Now();
   if (decode_ != nullptr) decode_->heard = now;
   if (prefill_ != nullptr) prefill_->heard = now;
+  if (asked_since_ < now) asked_since_ = now;
   SetReading();
 }
 

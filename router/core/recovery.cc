@@ -318,10 +318,8 @@ void Request::SendRetry() {
   if (prefill) *retry->mutable_prefill_worker() = *prefill;
   retry->set_suspect(suspect());
   if (!scores_complete()) *retry->mutable_scoring() = ScoresLeft();
-  prefill_ref_ = prefill.value_or(v1::WorkerRef());
-  local_ = !prefill.has_value();
-  NotePair();
-  queued_ = context_.registry->Using(prefill_ref_.worker_id(),
+  next_prefill_ = prefill.value_or(v1::WorkerRef());
+  queued_ = context_.registry->Using(next_prefill_->worker_id(),
                                      decode_ref_.worker_id(), history_tokens());
   asked_since_ = context_.loop->Now();
   if (TANDEM_FAILPOINT("router.retry", "crash drop")) return;
@@ -489,7 +487,9 @@ v1::GenerateDone Request::Summary() const {
 // place free.
 void Request::End(const absl::Status& status) {
   if (phase_ == Phase::kEnded) return;
-  const bool client_gone = client_ == nullptr && !status.ok();
+  // What fails names a reason, so too where another sequence of a group did.
+  const bool client_gone =
+      client_ == nullptr && !status.ok() && ErrorReason(status).empty();
   DropLegs();
   deadline_timer_.Stop();
   ending_timer_.Stop();
@@ -543,6 +543,7 @@ void Request::DropLegs() {
   retry_timer_.Stop();
   paused_ = waits_for_scores_ = false;
   opened_ = decode_computes_ = prefill_computes_ = false;
+  next_prefill_.reset();
   DropPrefill();
   if (decode_ != nullptr) work_lost_ = true;
   AddWork(std::exchange(decode_work_, v1::Work()), &work_);

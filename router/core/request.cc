@@ -203,6 +203,11 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
   }
   if (!opened_) context_.registry->Accepted(decode_ref_.worker_id());
   opened_ = true;
+  if (next_prefill_) {
+    prefill_ref_ = *std::exchange(next_prefill_, std::nullopt);
+    local_ = prefill_ref_.worker_id().empty();
+    NotePair();
+  }
   attempt_counted_ = false;
   was_computed_ = true;
   waiting_ = false;
@@ -286,6 +291,10 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   judge_timer_.Stop();
   retry_timer_.Stop();
   retrying_since_.reset();
+  if (std::exchange(next_prefill_, std::nullopt) && queued_) {
+    context_.registry->Computed(*queued_);  // by nobody: it was not needed
+    queued_.reset();
+  }
   phase_ = Phase::kDecoding;
   if (!scores_complete()) {
     waits_for_scores_ = true;
@@ -465,7 +474,7 @@ void Request::Tick(bool judge) {
     }
     if (prefill_->stream->unsent() == 0) {
       v1::PrefillRequest beat;
-      beat.mutable_beat();
+      beat.mutable_beat()->set_not_reading(paused_ && !scores_complete());
       prefill_->stream->Send(std::move(beat));
     }
   }
@@ -476,14 +485,14 @@ void Request::Tick(bool judge) {
       return;
     }
     const bool asked = phase_ == Phase::kOpening || phase_ == Phase::kRetrying;
-    if (judge && asked && now - asked_since_ > options.open_limit) {
+    if (judge && !paused_ && asked && now - asked_since_ > options.open_limit) {
       DecodeLost(absl::UnavailableError(
           "the decode worker did not open an attempt in time"));
       return;
     }
     if (decode_->stream->unsent() == 0) {
       v1::DecodeRequest beat;
-      beat.mutable_beat();
+      beat.mutable_beat()->set_not_reading(paused_ || waits_for_scores_);
       decode_->stream->Send(std::move(beat));
     }
   }

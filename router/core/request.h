@@ -305,8 +305,10 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // The two calls.
   v1::WorkerRef decode_ref_;
   v1::WorkerRef prefill_ref_;  // of the attempt; empty: local
-  v1::AdapterRef adapter_;     // that the calls name
-  bool mixed_ = false;         // some pair of it differed in numerics
+  // Of the attempt that a retry asked for, until it opens.
+  std::optional<v1::WorkerRef> next_prefill_;
+  v1::AdapterRef adapter_;  // that the calls name
+  bool mixed_ = false;      // some pair of it differed in numerics
   std::unique_ptr<DecodeLeg> decode_;
   std::unique_ptr<PrefillLeg> prefill_;
   uint32_t attempt_ = 0;  // the newest one opened

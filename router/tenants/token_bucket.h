@@ -23,12 +23,15 @@ class TokenBucket {
   TokenBucket(int64_t per_minute, absl::Time now)
       : per_minute_(per_minute), level_(Capacity()), at_(now) {}
 
-  // What was taken stays taken.
+  // What was taken stays taken, as far as it leaves an empty bucket: of a limit
+  // far below the old one it may be hours' worth. Debts are kept.
   void SetLimit(int64_t per_minute, absl::Time now) {
     Fill(now);
     const absl::int128 taken = Capacity() - level_;
     per_minute_ = per_minute;
-    level_ = Capacity() - taken;
+    level_ = per_minute == 0 ? 0
+                             : std::max(Capacity() - taken,
+                                        std::min(level_, absl::int128(0)));
   }
 
   int64_t limit() const { return per_minute_; }

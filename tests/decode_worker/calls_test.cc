@@ -578,6 +578,23 @@ TEST(DecodeCallsTest, AReaderThatTakesNothingEndsAtTheStallLimit) {
   rig.ExpectNothingLeft();
 }
 
+TEST(DecodeCallsTest, ARouterThatWaitsForItsClientIsNoSlowReader) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode(
+      "decode", {}, [](auto* o) { o->stall_limit = absl::Seconds(7); });
+  Request* const request =
+      rig.Local({.prompt = Prompt(20), .max_tokens = 150}, decode);
+  rig.RunUntil([&] { return request->tokens.size() >= 5; });
+  request->PauseReading(true);
+  request->says_not_reading = true;
+  rig.Run(absl::Seconds(60));
+  EXPECT_EQ(decode->Load().streams(), 1);
+  request->PauseReading(false);
+  rig.RunUntilEnded();
+  request->ExpectAllRight();
+  rig.ExpectNothingLeft();
+}
+
 // ---- Ends
 
 TEST(DecodeCallsTest, TheDeadlineEndsASequence) {

@@ -161,12 +161,12 @@ void Request::Beat() {
   if (!beats) return;
   if (decode_ != nullptr) {
     v1::DecodeRequest message;
-    message.mutable_beat();
+    message.mutable_beat()->set_not_reading(says_not_reading);
     decode_->Send(std::move(message));
   }
   if (prefill_ != nullptr && prefill_beats_too) {
     v1::PrefillRequest message;
-    message.mutable_beat();
+    message.mutable_beat()->set_not_reading(says_not_reading);
     prefill_->Send(std::move(message));
   }
 }

@@ -187,8 +187,9 @@ class Request {
   bool retries = false;  // answers every `dead` with a retry
   bool beats = true;     // says every half second that it is there
   bool prefill_beats_too = true;
-  std::string request_id;     // to be changed before Decode
-  v1::DecodeOpen tweak_open;  // merged over the open
+  bool says_not_reading = false;  // in beats
+  std::string request_id;         // to be changed before Decode
+  v1::DecodeOpen tweak_open;      // merged over the open
   v1::PrefillOpen tweak_prefill;
   // Asks for log probabilities of the prompt with so many alternatives.
   std::optional<int> scoring;

@@ -232,12 +232,17 @@ TEST_F(CoreTest, PrefillCrashAfterTheFirstTokenKeepsIt) {
 
 TEST_F(CoreTest, RetryThatCrossesTheCommitIsAnsweredByStarted) {
   ClientPipe* client = HandingOver();
+  w.Prefill("p1");
   Crash(prefill_lease);
   w.prefills[0].Break(Gone());
+  EXPECT_EQ(w.decodes[0].sent.back().retry().prefill_worker().worker_id(),
+            "p1");
   w.decodes[0].Say(World::Started(1));
   FinishTo8(kPrompt, {1, 2});
   EXPECT_EQ(World::Text(*client), "ab");
   EXPECT_EQ(w.decodes.size(), 1u);
+  // Told of is who did it.
+  EXPECT_EQ(client->sent.back().done().workers().prefill(), "p0");
 }
 
 TEST_F(CoreTest, BrokenLinkToALivingPrefillWorkerIsNoCrash) {
@@ -672,6 +677,7 @@ TEST_F(CoreTest, ASlowClientThatTakesSomethingGoesOn) {
   }
   EXPECT_EQ(slow->unsent, 1u);
   EXPECT_TRUE(w.decodes[0].paused);
+  EXPECT_TRUE(w.decodes[0].sent.back().beat().not_reading());
   ASSERT_FALSE(slow->dropped) << slow->status;
   // It ends once it takes nothing any more.
   w.RunFor(w.options.stall_limit - absl::Seconds(1));

@@ -386,6 +386,27 @@ TEST_F(ScoringTest, ASlowClientPausesTheNextPrefillWorkerToo) {
   EXPECT_FALSE(w.prefills[1].paused);
 }
 
+TEST_F(ScoringTest, ASlowClientIsNoDecodeWorkerThatOpensNothing) {
+  ClientPipe* const client = Submit(8);
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  client->unsent = w.options.max_unsent + 1;
+  w.prefills[0].Say(FromPrefill(1, 10));
+  w.prefills[0].Break(Gone());
+  ASSERT_TRUE(w.decodes[0].sent.back().has_retry());
+  EXPECT_TRUE(w.decodes[0].paused);
+  // Whatever it answers is not read.
+  w.frozen.insert(&w.decodes[0]);
+  w.RunFor(2 * w.options.open_limit);
+  EXPECT_TRUE(w.decodes[0].open);
+  client->unsent = 0;
+  client->handler->OnDrained();
+  w.RunFor(w.options.open_limit - absl::Seconds(1));
+  EXPECT_TRUE(w.decodes[0].open);
+  w.RunFor(absl::Seconds(3));
+  EXPECT_FALSE(w.decodes[0].open);
+}
+
 TEST_F(ScoringTest, WorkersOfAnOlderVersionAreNotAsked) {
   World world;
   for (const v1::WorkerRole role :

@@ -238,6 +238,11 @@ TEST_F(SequenceGroupTest, AFailureEndsAll) {
   EXPECT_TRUE(w.decodes[1].dropped);
   w.Settle();
   EXPECT_TRUE(w.core->idle());
+  ASSERT_EQ(w.ended.size(), 2u);
+  for (const RequestSummary& ended : w.ended) {
+    EXPECT_FALSE(ended.client_gone);
+    EXPECT_EQ(ended.status.code(), absl::StatusCode::kInternal);
+  }
 }
 
 TEST_F(SequenceGroupTest, AClientThatLeavesEndsAll) {
@@ -249,6 +254,7 @@ TEST_F(SequenceGroupTest, AClientThatLeavesEndsAll) {
   for (const DecodePipe& decode : w.decodes) EXPECT_TRUE(decode.dropped);
   w.Settle();
   EXPECT_TRUE(w.core->idle());
+  for (const RequestSummary& ended : w.ended) EXPECT_TRUE(ended.client_gone);
 }
 
 TEST_F(SequenceGroupTest, AbortEndsAllWithTheirOutput) {

@@ -192,6 +192,23 @@ TEST(TokenBucketTest, NewLimitsKeepWhatWasTaken) {
   EXPECT_EQ(bucket.Left(now + absl::Hours(24 * 365)), kMaxLimitPerMinute);
 }
 
+TEST(TokenBucketTest, AMuchLowerLimitLeavesNoMoreThanAnEmptyBucket) {
+  absl::Time now = absl::UnixEpoch();
+  TokenBucket bucket(1'000'000, now);
+  bucket.Take(900'000, now);
+  bucket.SetLimit(1'000, now);
+  EXPECT_EQ(bucket.Left(now), 0);
+  EXPECT_EQ(bucket.UntilFull(now), absl::Minutes(1));
+  // A debt is no more and no less than before, and ends where no limit is.
+  bucket.Take(500, now);
+  bucket.SetLimit(100, now);
+  EXPECT_EQ(bucket.UntilFull(now), absl::Minutes(6));
+  bucket.SetLimit(0, now);
+  now += absl::Hours(24);
+  bucket.SetLimit(100, now);
+  EXPECT_EQ(bucket.Left(now), 100);
+}
+
 class TenantsTest : public testing::Test {
  protected:
   static constexpr TenantLimits kLimits{100, 10, 3};
