@@ -170,7 +170,8 @@ bool DecodeCore::TryLocal(Call* call) {
   counters_.history_positions += positions;
   counters_.cached_positions += computed;
   call->cached_tokens = computed;
-  call->local_started = loop_->Now();
+  // Not again where it was preempted behind its first token.
+  if (!call->started_said) call->local_started = loop_->Now();
   // A search says nothing at its first token: its prefill counts as decoding.
   if (call->beams.width > 0) call->decode_started = loop_->Now();
   call->phase = Phase::kRunning;

@@ -91,7 +91,8 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
   bool started_said = false;  // for the live attempt
   int cached_tokens = 0;
   int preemptions = 0;
-  engine::Work work;                // of all attempts
+  int recomputed_here = 0;  // after so many of them; others AttemptDead tells
+  engine::Work work;        // of all attempts
   engine::DraftCounts drafts;       // of stays in the engine that ended
   engine::DraftCounts live_drafts;  // of this one
 };

@@ -110,7 +110,7 @@ void DecodeCore::FinishCall(Call* call, v1::DecodeFinished finished) {
         absl::ToInt64Microseconds(call->decode_started - call->local_started));
   }
   finished.set_cached_tokens(call->cached_tokens);
-  finished.set_preemptions(call->preemptions);
+  finished.set_preemptions(call->recomputed_here);
   *finished.mutable_work() = worker::ToWire(call->work);
   call->EndStay();
   finished.set_draft_tokens(static_cast<int32_t>(call->drafts.verified));
@@ -177,6 +177,7 @@ void DecodeCore::OnPreempted(CallId id) {
   const int history = static_cast<int>(call->history.size());
   if (call->local || history <= options_.local_recompute_tokens) {
     // Short enough to recompute here; or the router has chosen this worker.
+    ++call->recomputed_here;
     call->phase = Phase::kLocal;
     call->local_uncached =
         history - cache_.Lookup(LocalHashes(*call)) * pool_->block_size();

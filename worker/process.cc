@@ -70,7 +70,7 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->Add("device", &worker.device,
             "auto, cpu or cuda:N; auto is a GPU if one works, else the CPU");
   line->Add("gpu-memory-utilization", &worker.gpu_memory_utilization,
-            "Share of the GPU's memory for this process", 0.01, 1);
+            "Share of the GPU's memory for this process", 0.0001, 1);
   line->Add("cuda-library", &worker.cuda_library,
             "libtandem_cuda.so, where it is not beside the program");
   line->Add("nccl-library", &worker.nccl_library,
@@ -357,6 +357,9 @@ absl::Status Process::BindGrpc() {
       Endpoint{flags_.worker.host, flags_.worker.grpc_port}.ToString();
   grpc_.rotating = credentials_->rotating();
   grpc_.connections = rpc::kClusterConnections;
+  // Each router's calls are on one connection, and as many as the longest queue
+  // takes, and more that are to hear that it is full.
+  grpc_.max_concurrent_streams = 1 << 20;
   auto bound =
       rpc::Listener::Bind(grpc_.address, grpc_.connections, grpc_.port_flag);
   if (!bound.ok()) return bound.status();

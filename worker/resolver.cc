@@ -37,11 +37,12 @@ std::vector<std::string> ResolveAddresses(const Endpoint& name) {
 }
 
 Resolver::Resolver(std::vector<Endpoint> names, absl::Duration interval,
-                   Loop* loop, Found found)
+                   Loop* loop, Found found, Resolve resolve)
     : names_(std::move(names)),
       interval_(interval),
       loop_(loop),
       found_(std::move(found)),
+      resolve_(std::move(resolve)),
       thread_([this] { Run(); }) {
   pthread_setname_np(thread_.native_handle(), "resolver");
 }
@@ -56,19 +57,18 @@ Resolver::~Resolver() {
 }
 
 void Resolver::Run() {
+  std::vector<std::vector<std::string>> last(names_.size());
   std::map<std::string, std::string> known;
   while (true) {
     std::map<std::string, std::string> routers;
-    bool complete = true;
-    for (const Endpoint& name : names_) {
-      const std::vector<std::string> addresses = ResolveAddresses(name);
-      complete = complete && !addresses.empty();
-      for (const std::string& address : addresses) {
-        routers.emplace(address, name.host);
+    for (size_t i = 0; i < names_.size(); ++i) {
+      std::vector<std::string> addresses = resolve_(names_[i]);
+      // A name server's bad moment must not cost a working registration.
+      if (!addresses.empty()) last[i] = std::move(addresses);
+      for (const std::string& address : last[i]) {
+        routers.emplace(address, names_[i].host);
       }
     }
-    // A name server's bad moment must not cost a working registration.
-    if (!complete) routers.insert(known.begin(), known.end());
     if (routers != known) {
       known = routers;
       loop_->Post([found = found_, routers] { found(routers); });

@@ -19,14 +19,20 @@
 
 namespace tandem::worker {
 
+// All addresses of one name; a literal address is its own. Empty if the name
+// cannot be resolved now.
+std::vector<std::string> ResolveAddresses(const Endpoint& name);
+
 class Resolver {
  public:
   // Posts `found` to `loop` whenever the answer changed: addresses host:port,
   // each with the name it was found by (for its certificate).
   using Found = std::function<void(const std::map<std::string, std::string>&)>;
 
+  using Resolve = std::function<std::vector<std::string>(const Endpoint&)>;
+
   Resolver(std::vector<Endpoint> names, absl::Duration interval, Loop* loop,
-           Found found);
+           Found found, Resolve resolve = ResolveAddresses);
   ~Resolver();
 
  private:
@@ -36,15 +42,12 @@ class Resolver {
   const absl::Duration interval_;
   Loop* const loop_;
   const Found found_;
+  const Resolve resolve_;
   Mutex mutex_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
-
-// All addresses of one name; a literal address is its own. Empty if the name
-// cannot be resolved now.
-std::vector<std::string> ResolveAddresses(const Endpoint& name);
 
 }  // namespace tandem::worker
 

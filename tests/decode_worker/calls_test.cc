@@ -143,6 +143,10 @@ TEST(DecodeCallsTest, APreemptedSequenceTellsOfAllThatItComputed) {
   int64_t again = 0;
   for (const auto& request : rig.requests) {
     request->ExpectAllRight();
+    // Times are those of the first stay, however many came after it.
+    EXPECT_GT(request->finished->local_prefill_us(), 0);
+    EXPECT_GT(request->finished->decode_us(),
+              request->finished->local_queue_us());
     const int64_t computed = request->finished->work().positions_computed();
     EXPECT_GE(computed, PositionsOf(60, 60, true));
     EXPECT_EQ(request->finished->preemptions() > 0,
