@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <optional>
 #include <string>
 
 #include "absl/strings/numbers.h"
@@ -28,23 +27,31 @@ int64_t AtMost(const std::string& path, int64_t most) {
   return std::min(most, value);
 }
 
-// Bytes; nothing where the file is absent or says "max".
-std::optional<int64_t> CgroupValue(const std::string& path) {
-  std::ifstream file(path);
-  int64_t bytes = 0;
-  if (file >> bytes) return bytes;
-  return std::nullopt;
-}
-
 // Of the group's files, clean or soon so: given back as soon as it is wanted.
-int64_t PageCache(const std::string& path) {
-  std::ifstream file(path);
+int64_t PageCache(const std::string& group, int version) {
+  const std::string all = version == 2 ? "" : "total_";  // its subgroups', too
+  std::ifstream file(group + "/memory.stat");
   std::string name;
   int64_t bytes = 0, sum = 0;
   while (file >> name >> bytes) {
-    if (name == "active_file" || name == "inactive_file") sum += bytes;
+    if (name == all + "active_file" || name == all + "inactive_file") {
+      sum += bytes;
+    }
   }
   return sum;
+}
+
+std::string LimitFile(const std::string& group, int version) {
+  return group + (version == 2 ? "/memory.max" : "/memory.limit_in_bytes");
+}
+
+// Of it and of what else is in the group.
+int64_t Used(const std::string& group, int version) {
+  std::ifstream file(
+      group + (version == 2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  int64_t bytes = 0;
+  file >> bytes;
+  return bytes - PageCache(group, version);
 }
 
 }  // namespace
@@ -58,12 +65,10 @@ int64_t OwnMemory() {
 
 int64_t ControlGroupMemoryLimit(const std::string& root) {
   int64_t limit = kUnlimited;
-  ForEachControlGroup(
-      root, "memory", [&](const std::string& group, int version) {
-        limit = AtMost(
-            group + (version == 2 ? "/memory.max" : "/memory.limit_in_bytes"),
-            limit);
-      });
+  ForEachControlGroup(root, "memory",
+                      [&](const std::string& group, int version) {
+                        limit = AtMost(LimitFile(group, version), limit);
+                      });
   return limit == kUnlimited ? 0 : limit;
 }
 
@@ -74,19 +79,22 @@ int64_t MemoryLimit() {
   return group > 0 ? std::min(group, machine) : machine;
 }
 
-int64_t AvailableMemory(const std::string& meminfo, const std::string& cgroup) {
-  std::ifstream file(meminfo);
+int64_t AvailableMemory(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
   std::string name, unit;
   int64_t kibibytes = 0, available = 0;
   while (available == 0 && file >> name >> kibibytes) {
     if (name == "MemAvailable:") available = kibibytes << 10;
     std::getline(file, unit);
   }
-  const std::optional<int64_t> limit = CgroupValue(cgroup + "/memory.max");
-  if (!limit) return available;
-  const int64_t used = CgroupValue(cgroup + "/memory.current").value_or(0) -
-                       PageCache(cgroup + "/memory.stat");
-  return std::min(available, std::max<int64_t>(0, *limit - used));
+  ForEachControlGroup(
+      root, "memory", [&](const std::string& group, int version) {
+        const int64_t limit = AtMost(LimitFile(group, version), kUnlimited);
+        if (limit == kUnlimited) return;
+        available = std::min(
+            available, std::max<int64_t>(0, limit - Used(group, version)));
+      });
+  return available;
 }
 
 }  // namespace tandem

@@ -24,10 +24,10 @@ int64_t ControlGroupMemoryLimit(const std::string& root = "");
 int64_t MemoryLimit();
 
 // Memory that a new process may take on this machine: what the kernel says is
-// available, or less where a control group sets a limit. Cached pages of files
-// do not count as used. 0: not known. The paths are for tests.
-int64_t AvailableMemory(const std::string& meminfo = "/proc/meminfo",
-                        const std::string& cgroup = "/sys/fs/cgroup");
+// available, or less where a control group that this process is in sets a
+// limit, of which whatever is in the group has taken its part. Cached pages of
+// files do not count as used. 0: not known, or nothing is left.
+int64_t AvailableMemory(const std::string& root = "");
 
 }  // namespace tandem
 

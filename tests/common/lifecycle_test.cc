@@ -146,62 +146,81 @@ TEST(SelfConnectTest, WhoAnsweredAndDoesNotAnyMoreIsToldOnce) {
   EXPECT_EQ(told, 1);
 }
 
-TEST(MemoryLimitTest, CachedPagesOfFilesAreNotUsed) {
-  const std::string folder =
-      absl::StrCat(testing::TempDir(), "/pages-", getpid(), "/");
-  std::filesystem::create_directory(folder);
-  const auto write = [&](const char* name, const std::string& text) {
-    std::ofstream(folder + name) << text;
-  };
-  write("meminfo", "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n");
-  const auto available = [&] {
-    return AvailableMemory(folder + "meminfo", folder);
-  };
-  EXPECT_EQ(available(), 8000 << 10);  // no group
-  write("memory.max", "max\n");
-  write("memory.current", "5000000\n");
-  EXPECT_EQ(available(), 8000 << 10);
-  write("memory.max", "6000000\n");
-  EXPECT_EQ(available(), 1000000);
-  write("memory.stat",
+class MemoryLimitTest : public testing::Test {
+ protected:
+  MemoryLimitTest() { std::filesystem::remove_all(root_); }
+  ~MemoryLimitTest() override { std::filesystem::remove_all(root_); }
+  void Write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name) << text;
+  }
+
+  const std::filesystem::path root_ =
+      std::filesystem::path(testing::TempDir()) /
+      absl::StrCat("memory-", getpid());
+};
+
+TEST_F(MemoryLimitTest, CachedPagesOfFilesAreNotUsed) {
+  Write("proc/meminfo",
+        "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 8000 kB\n");
+  EXPECT_EQ(AvailableMemory(root_), 8000 << 10);  // no group
+  Write("proc/self/cgroup", "0::/\n");
+  const std::string group = "sys/fs/cgroup/memory.";
+  Write(group + "max", "max\n");
+  Write(group + "current", "5000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 8000 << 10);
+  Write(group + "max", "6000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 1000000);
+  Write(group + "stat",
         "anon 1900000\nfile 3000000\nshmem 100000\ninactive_file 2000000\n"
         "active_file 900000\n");
-  EXPECT_EQ(available(), 3900000);
-  write("memory.max", "100000000\n");
-  EXPECT_EQ(available(), 8000 << 10);
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(AvailableMemory(root_), 3900000);
+  Write(group + "max", "100000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 8000 << 10);
   EXPECT_GT(AvailableMemory(), 1 << 20);
 }
 
-TEST(MemoryLimitTest, IsThatOfTheNarrowestGroup) {
-  namespace fs = std::filesystem;
-  const fs::path root = fs::path(testing::TempDir()) / "memory_limit";
-  fs::remove_all(root);
-  const auto write = [&](const std::string& name, const std::string& text) {
-    fs::create_directories((root / name).parent_path());
-    std::ofstream(root / name) << text;
-  };
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);  // no /proc
-  write("proc/self/cgroup", "0::/a/b\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);  // nobody limits anything
-  write("sys/fs/cgroup/a/b/memory.max", "max\n");
-  write("sys/fs/cgroup/a/memory.max", "3000000\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 3000000);
-  write("sys/fs/cgroup/a/b/memory.max", "2000000\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 2000000);
-  // In a container the group is the root, and its files are there.
-  write("proc/self/cgroup", "0::/\n");
-  write("sys/fs/cgroup/memory.max", "5000000\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 5000000);
-  write("proc/self/cgroup", "4:cpu:/x\n7:memory:/pod\n");
-  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 0);
-  write("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", "4000000\n");
-  EXPECT_EQ(ControlGroupMemoryLimit(root), 4000000);
-  fs::remove_all(root);
+TEST_F(MemoryLimitTest, OthersInAGroupFurtherUpTakeTheirPart) {
+  Write("proc/meminfo", "MemAvailable: 8000 kB\n");
+  Write("proc/self/cgroup", "0::/pod/worker\n");
+  Write("sys/fs/cgroup/pod/worker/memory.max", "6000000\n");
+  Write("sys/fs/cgroup/pod/worker/memory.current", "1000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 5000000);
+  Write("sys/fs/cgroup/pod/memory.max", "7000000\n");
+  Write("sys/fs/cgroup/pod/memory.current", "4000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 3000000);
+  // Version 1, whose files count subgroups apart.
+  Write("proc/self/cgroup", "4:cpu:/x\n7:memory:/pod\n");
+  const std::string group = "sys/fs/cgroup/memory/pod/memory.";
+  Write(group + "limit_in_bytes", "4000000\n");
+  Write(group + "usage_in_bytes", "3500000\n");
+  Write(group + "stat",
+        "active_file 1\ninactive_file 2\ntotal_active_file 500000\n"
+        "total_inactive_file 1000000\n");
+  EXPECT_EQ(AvailableMemory(root_), 2000000);
 }
 
-TEST(MemoryLimitTest, WhatIsTakenIsSeen) {
+TEST_F(MemoryLimitTest, IsThatOfTheNarrowestGroup) {
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 0);  // no /proc
+  Write("proc/self/cgroup", "0::/a/b\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 0);  // nobody limits anything
+  Write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  Write("sys/fs/cgroup/a/memory.max", "3000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 3000000);
+  Write("sys/fs/cgroup/a/b/memory.max", "2000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 2000000);
+  // In a container the group is the root, and its files are there.
+  Write("proc/self/cgroup", "0::/\n");
+  Write("sys/fs/cgroup/memory.max", "5000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 5000000);
+  Write("proc/self/cgroup", "4:cpu:/x\n7:memory:/pod\n");
+  Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 0);
+  Write("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", "4000000\n");
+  EXPECT_EQ(ControlGroupMemoryLimit(root_), 4000000);
+}
+
+TEST_F(MemoryLimitTest, WhatIsTakenIsSeen) {
   const int64_t before = OwnMemory();
   std::vector<char> taken(64 << 20, 'x');
   EXPECT_GE(OwnMemory(), before + (60 << 20)) << taken[1 << 20];
