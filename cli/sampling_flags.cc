@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -39,13 +40,17 @@ bool AddBias(const std::string& text, v1::SamplingOptions* sampling) {
   return true;
 }
 
+// What the protocol's fields hold; what is too much there the router says.
+constexpr Range kInt32 = {std::numeric_limits<int32_t>::min(),
+                          std::numeric_limits<int32_t>::max()};
+
 }  // namespace
 
 void SamplingFlags::AddTo(CommandLine* line) {
   line->Group("Sampling");
   line->Add("temperature", &temperature, "0 is greedy", 0, 2);
   line->Add("top-p", &top_p, "Smallest set with this probability", 0, 1);
-  line->AddInt("top-k", &top_k, "The k most probable; 0 or -1: all");
+  line->AddInt("top-k", &top_k, "The k most probable; 0 or -1: all", kInt32);
   line->Add("min-p", &min_p, "Share of the most probable token", 0, 1);
   line->Add("typical-p", &typical_p,
             "Tokens of typical information with this probability", 0, 1);
@@ -87,15 +92,17 @@ void SamplingFlags::AddTo(CommandLine* line) {
   line->Add("structural-tag", &structural_tag,
             "What follows a trigger in the output is constrained; JSON");
   line->Group("Stopping");
-  line->AddInt("max-tokens", &max_tokens, "New tokens at most");
-  line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts");
+  line->AddInt("max-tokens", &max_tokens, "New tokens at most", kInt32);
+  line->AddInt("min-tokens", &min_tokens, "New tokens before a stop counts",
+               kInt32);
   line->AddList("stop", &stop, "Text that ends the output; repeatable",
                 /*separator=*/0);
   line->AddList("stop-token-ids", &stop_token_ids, "Ids that end the output");
   line->Add("ignore-eos", &ignore_eos, "Go on past the model's end token");
   line->Add("include-stop-str-in-output", &include_stop,
             "Keep what ended the output");
-  line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit");
+  line->Add("max-time", &max_time_seconds, "Seconds; ends with time_limit", 0,
+            1e6);
   line->Group("Request");
   line->AddInt("logprobs", &logprobs,
                "Log probabilities of the output's tokens, with so many "

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # A certificate authority and certificates for a cluster on this machine, for
 # development and tests: DIR/ca.pem, DIR/NAME.pem and DIR/NAME.key, valid for 30
-# days for localhost and 127.0.0.1. An authority that is there already is kept.
+# days for localhost and 127.0.0.1, the authority for a year. One that is there
+# already is kept.
 #
 #   scripts/dev-ca.sh DIR                 router prefill decode operator client
 #   scripts/dev-ca.sh DIR NAME...         only these
@@ -25,7 +26,11 @@ umask 077
 uri() { echo "URI:spiffe://tandem/$1"; }
 
 [ -e ca.key ] || openssl req -x509 "${KEY[@]}" -keyout ca.key -out ca.pem \
-  -subj "/CN=Tandem development CA" -days 30 2>/dev/null
+  -subj "/CN=Tandem development CA" -days 365 2>/dev/null
+if ! openssl x509 -in ca.pem -noout -checkend $((30 * 86400)) > /dev/null; then
+  echo "dev-ca.sh: $PWD/ca.pem ends within 30 days: remove it and ca.key for a new authority" >&2
+  exit 1
+fi
 
 for name in "$@"; do
   case $name in

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/http/host.h"
@@ -49,18 +50,39 @@ std::string DateNow() {
                           absl::UTCTimeZone());
 }
 
+// RFC 9112, 3.2.2: every server takes targets as proxies get them,
+// "http://host/path"; that host counts, whatever the header says. False where
+// `target` is a path already.
+bool TakeOrigin(absl::string_view* target, absl::string_view* host) {
+  for (const absl::string_view scheme : {"http://", "https://"}) {
+    if (!absl::StartsWithIgnoreCase(*target, scheme)) continue;
+    target->remove_prefix(scheme.size());
+    *host = target->substr(0, target->find_first_of("/?"));
+    target->remove_prefix(host->size());
+    return true;
+  }
+  return false;
+}
+
 HttpRequest Convert(const http::request<http::string_body>& message) {
   HttpRequest request;
   request.method = std::string(message.method_string());
-  const std::string target(message.target());
+  absl::string_view target(message.target().data(), message.target().size());
+  absl::string_view host;
+  const bool absolute = TakeOrigin(&target, &host);
   const size_t mark = target.find('?');
-  request.path = target.substr(0, mark);
-  if (mark != std::string::npos) request.query = target.substr(mark + 1);
+  request.path = std::string(target.substr(0, mark));
+  if (absolute && request.path.empty()) request.path = "/";
+  if (mark != absl::string_view::npos) {
+    request.query = std::string(target.substr(mark + 1));
+  }
   request.body = message.body();
   for (const auto& field : message) {
+    if (absolute && field.name() == http::field::host) continue;
     request.headers.emplace_back(std::string(field.name_string()),
                                  std::string(field.value()));
   }
+  if (absolute) request.headers.emplace_back("Host", std::string(host));
   return request;
 }
 

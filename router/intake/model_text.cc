@@ -12,6 +12,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "engine/checkpoint/model_config.h"
 #include "router/text/gemma_calls.h"
@@ -312,9 +313,12 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
                                     ? chat.add_generation_prompt()
                                     : !input.continue_final_message;
   absl::StatusOr<std::string> rendered = chat_template_->Render(input);
+  if (absl::IsInternal(rendered.status())) return rendered.status();
   if (!rendered.ok()) {
-    return FieldInvalid("chat", "(messages)",
-                        std::string(rendered.status().message()));
+    absl::string_view why = rendered.status().message();
+    const bool kwargs = absl::ConsumePrefix(&why, "chat_template_kwargs: ");
+    return FieldInvalid(kwargs ? "chat.chat_template_kwargs" : "chat",
+                        kwargs ? extra : "(messages)", std::string(why));
   }
   const absl::Duration rendering = absl::Now() - begun;
   absl::StatusOr<Prompt> prompt = Encode(*rendered, add_special_tokens);

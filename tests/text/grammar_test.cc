@@ -231,8 +231,8 @@ TEST_F(GrammarTest, RandomTokensMatchTheRegex) {
 }
 
 TEST_F(GrammarTest, ChoicesAreTheTextsAndNoOthers) {
-  const std::vector<std::string> values = {"a",     "ab",      "abc\"\n",
-                                           "green", "greener", "é \\ / {x}"};
+  const std::vector<std::string> values = {
+      "a", "ab", "abc\"\n", "green", "greener", "é \\ / {x}", "\x7f\x1f"};
   const std::string source = json(values).dump();
   for (const std::string& value : values) {
     EXPECT_TRUE(Matches(GrammarKind::kChoice, source, value)) << value;
@@ -403,6 +403,15 @@ TEST_F(GrammarTest, StructuralTagsConstrainWhatFollowsATrigger) {
           << c.text;
     }
   }
+}
+
+TEST_F(GrammarTest, TagsMayHaveAnyCharacter) {
+  const std::string source =
+      R"({"structures":[{"begin":"<\u007f\u001f>","schema":{"const":1},)"
+      R"("end":"\u007f\""}],"triggers":["<\u007f"]})";
+  EXPECT_TRUE(
+      Matches(GrammarKind::kStructuralTag, source, "<\x7f\x1f>1\x7f\""));
+  EXPECT_FALSE(Matches(GrammarKind::kStructuralTag, source, "<\x7f\x1f>1\x7f"));
 }
 
 TEST_F(GrammarTest, StructuralFormatsNest) {

@@ -157,6 +157,23 @@ TEST_F(HttpServerTest, HostsOfElsewhereAreRefusedWhereOnlyLocalOnesMayAsk) {
   EXPECT_THAT(ask("evil.example"), HasSubstr("Host = evil.example: this"));
   EXPECT_THAT(Exchange("GET /health HTTP/1.0\r\n\r\n"),
               StartsWith("HTTP/1.0 200"));
+  // Of an absolute target that host counts, whatever the header says.
+  const auto absolute = [&](const std::string& target) {
+    return Exchange(
+        "GET " + target +
+        " HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n");
+  };
+  EXPECT_THAT(absolute("http://localhost:8000/health"),
+              StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(absolute("HTTP://127.0.0.1/health?x=1"),
+              StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(absolute("http://evil.example/health"),
+              HasSubstr("Host = evil.example: this"));
+  EXPECT_THAT(absolute("http://evil@localhost/health"),
+              StartsWith("HTTP/1.1 403"));
+  EXPECT_THAT(absolute("http://localhost"), StartsWith("HTTP/1.1 404"));
+  EXPECT_THAT(Exchange("GET http://evil.example/health HTTP/1.0\r\n\r\n"),
+              HasSubstr("Host = evil.example: this"));
   StartServer();
   EXPECT_THAT(ask("evil.example"), StartsWith("HTTP/1.1 200"));
 }

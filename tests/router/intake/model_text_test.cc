@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -269,6 +270,31 @@ TEST(ModelText, CallsMayEndReasoning) {
     const ReasoningMarks& marks = *(*model)->limits().reasoning;
     EXPECT_EQ(marks.calls_id, c.calls_end ? marks.end_id + 1 : -1);
   }
+}
+
+TEST(ModelText, WhatATemplateRefusesIsTheFieldThatIsWrong) {
+  const engine::TempDir dir;
+  WriteModel(
+      "{% if messages|length > 1 %}{{ raise_exception('one!') }}"
+      "{% endif %}{{ messages[0].content }}",
+      {}, dir);
+  const auto model = ModelText::Load(dir.path(), {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto refusal = [&](int messages, const char* name) {
+    v1::Chat chat;
+    for (int i = 0; i < messages; ++i) {
+      v1::ChatMessage* const message = chat.add_messages();
+      message->set_role("user");
+      message->set_content("hello");
+    }
+    (*chat.mutable_chat_template_kwargs()->mutable_fields())[name]
+        .set_bool_value(true);
+    return (*model)->Encode(chat, /*add_special_tokens=*/false).status();
+  };
+  EXPECT_TRUE(refusal(1, "thinking").ok()) << refusal(1, "thinking");
+  EXPECT_EQ(ErrorMetadata(refusal(2, "thinking"))["field"], "chat");
+  EXPECT_EQ(ErrorMetadata(refusal(1, "bos_token"))["field"],
+            "chat.chat_template_kwargs");
 }
 
 TEST(ModelText, ParsersThatCannotBeAreRefused) {

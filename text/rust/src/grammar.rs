@@ -236,7 +236,7 @@ fn choices(text: &str) -> Outcome<String> {
     if values.iter().all(|value| value.is_empty()) {
         return Err(Failure::invalid("a text that is not empty is needed"));
     }
-    let quoted: Vec<String> = values.iter().map(|value| Value::from(value.as_str()).to_string()).collect();
+    let quoted: Vec<String> = values.iter().map(|value| structural_tag::quoted(value)).collect();
     Ok(format!("start: CHOICE\nCHOICE: {}\n", quoted.join(" | ")))
 }
 

@@ -80,9 +80,9 @@ struct Tag {
     end: Vec<Mark>,
 }
 
-/// A Lark string; its escapes are JSON's.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+/// A Lark string; its escapes are JSON's, and it takes no raw DEL.
+pub fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// `text` itself, as a part of a regex between slashes.
