@@ -155,9 +155,11 @@ bool DecodeCore::TryLocal(Call* call) {
   engine::CachedPrefix matched = cache_.Find(hashes);
   // What was found is pinned, or will be, and part of what the sequence has at
   // once. Beams part behind the first token.
+  // One that is only scored may have all that the pool holds, and adds nothing.
+  const int end = positions + (call->stopping.max_tokens > 0 ? 1 : 0);
   const auto beside = [&] {
-    const int rest = BlocksFor(positions + 1) - matched.size();
-    const int at_once = BlocksAtOnce(positions + 1, call->kv_cache);
+    const int rest = BlocksFor(end) - matched.size();
+    const int at_once = BlocksAtOnce(end, call->kv_cache);
     return std::clamp(at_once - cache_.Held(matched), 0, rest) +
            std::max(call->beams.width - 1, 0);
   };

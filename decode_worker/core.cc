@@ -561,11 +561,13 @@ v1::WorkerLoad DecodeCore::Load() const {
   load.set_state(draining_ ? v1::WORKER_STATE_DRAINING
                            : v1::WORKER_STATE_READY);
   load.set_running(stats.running);
-  load.set_waiting(static_cast<int>(calls_.size()) - stats.running);
+  int waiting = 0;           // a search of several beams is one that does not
   int64_t local_tokens = 0;  // that wait for blocks
   for (const auto& [id, call] : calls_) {
+    waiting += call->phase != Phase::kRunning || call->paused;
     if (call->phase == Phase::kLocal) local_tokens += call->local_uncached;
   }
+  load.set_waiting(waiting);
   load.set_queued_tokens(
       static_cast<int32_t>(local_tokens + stats.pending_tokens));
   load.set_tickets(receiver_.tickets());

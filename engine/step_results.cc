@@ -207,7 +207,7 @@ void Engine::DeliverScores(size_t index,
 void Engine::DropFailed() {
   for (size_t i = 0; i < running_->parts.size(); ++i) {
     // Of others a step ahead may be making masks right now.
-    if (running_->step.entries[i].draws.empty()) continue;
+    if (!running_->parts[i].draws) continue;
     Sequence* const sequence = running_->parts[i].sequence;
     if (sequence->retired || !sequence->fails()) continue;
     const SequenceId id = sequence->id;

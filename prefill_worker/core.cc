@@ -141,7 +141,8 @@ absl::Status PrefillCore::Open(Call* call, v1::PrefillOpen open) {
   const int positions =
       open.prompt_token_ids_size() + open.output_token_ids_size();
   // A history that the pool can never hold would wait for ever.
-  if (engine_.BlocksAtOnce(positions + 1) > pool_->counts().total) {
+  const int end = positions + (open.stopping().max_tokens() > 0 ? 1 : 0);
+  if (engine_.BlocksAtOnce(end) > pool_->counts().total) {
     return absl::InvalidArgumentError(
         absl::StrCat("a history of ", positions, " tokens does not fit into ",
                      pool_->counts().total, " blocks"));

@@ -170,6 +170,17 @@ TEST(DecodeBeamsTest, PreemptedSearchesBeginAgainAndRoomIsCounted) {
   rig.ExpectNothingLeft();
 }
 
+TEST(DecodeBeamsTest, ASearchThatRunsIsNobodyWhoWaits) {
+  Rig rig;
+  DecodeMachine* const decode = rig.AddDecode();
+  NewSearch(&rig, BeamJob(30, 40), Beam(4, 2))->Decode(decode, nullptr);
+  rig.RunUntil([&] { return decode->Load().running() == 4; });
+  EXPECT_EQ(decode->Load().waiting(), 0);
+  EXPECT_EQ(decode->Load().streams(), 1);
+  rig.RunUntilEnded();
+  rig.ExpectNothingLeft();
+}
+
 TEST(DecodeBeamsTest, ASearchBeginsWhereItsForksHaveRoom) {
   Rig rig;
   DecodeMachine* const decode =

@@ -121,6 +121,36 @@ TEST(WorkerScoringTest, OnlyScoresOfADecodeWorker) {
   rig.ExpectNothingLeft();
 }
 
+TEST(WorkerScoringTest, APromptThatFillsThePoolHoldsUpNobody) {
+  for (const bool split : {false, true}) {
+    Rig rig;
+    const int blocks = simulation::kMaxModelLen / 16;
+    DecodeMachine* const decode =
+        rig.AddDecode("decode", {.num_blocks = blocks});
+    PrefillMachine* const prefill =
+        rig.AddPrefill("prefill", {.num_blocks = blocks});
+    Request* const request = Scored(
+        &rig, {.prompt = Prompt(simulation::kMaxModelLen), .max_tokens = 0});
+    if (split) {
+      v1::AttemptOpened attempt;
+      attempt.set_attempt(5);
+      request->Prefill(prefill, attempt);
+      rig.RunUntil([&] { return request->prefill_ended.has_value(); });
+      EXPECT_TRUE(request->prefill_ended->ok()) << *request->prefill_ended;
+    } else {
+      request->Decode(decode, nullptr);
+    }
+    Request* const other = rig.Local({.prompt = Prompt(20)}, decode);
+    rig.RunUntil([&] {
+      return other->decode_ended.has_value() &&
+             (split || request->decode_ended.has_value());
+    });
+    EXPECT_EQ(request->scores, simulation::kMaxModelLen - 1) << split;
+    other->ExpectAllRight();
+    rig.ExpectNothingLeft();
+  }
+}
+
 TEST(WorkerScoringTest, MessagesAreBounded) {
   Rig rig;
   PrefillMachine* const prefill = rig.AddPrefill(
