@@ -311,7 +311,10 @@ void HttpFront::Generate(Parse parse,
     std::string name = id;
     if (!single) {
       name = absl::StrCat(headers.front().second, "-", admitted.size());
-      prompt.clear_request_id();
+      if (!prompt.request_id().empty()) {
+        prompt.set_request_id(
+            absl::StrCat(prompt.request_id(), "-", admitted.size()));
+      }
     }
     absl::StatusOr<AdmittedRequest> one =
         intake_->PrepareUncharged(Api::kHttp, prompt,

@@ -138,8 +138,8 @@ std::string StateJson(const v1::GetClusterStateResponse& state) {
                      {"leases_lost", counters.leases_lost()}}}});
 }
 
-// One that takes its events slowly gets fewer states, but all ends: what
-// nobody tells it has ended would go on for it for ever.
+// One that takes its events slowly gets fewer states, but all ends that others
+// get: what nobody tells it has ended would go on for it for ever.
 struct LiveFeed::Watcher {
   std::unique_ptr<HttpExchange> exchange;
   bool writing = false;
@@ -156,8 +156,9 @@ void LiveFeed::Watch(std::unique_ptr<HttpExchange> exchange) {
   if (closed_ || watchers() >= kMaxWatchers) {
     return exchange->Answer(ErrorResponse(MakeError(
         absl::StatusCode::kUnavailable, closed_ ? "DRAINING" : "FEED_FULL",
-        absl::StrCat("at most ", kMaxWatchers, " clients may watch"), {},
-        absl::Seconds(5))));
+        closed_ ? "the router is draining"
+                : absl::StrCat("at most ", kMaxWatchers, " clients may watch"),
+        {}, absl::Seconds(5))));
   }
   const auto watcher = std::make_shared<Watcher>();
   watcher->exchange = std::move(exchange);

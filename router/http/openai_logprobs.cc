@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 
 namespace tandem::router {
 
@@ -35,12 +36,13 @@ json CompletionLogprobs(
       continue;
     }
     values.push_back(token.logprob());
-    std::map<std::string, float> top = {{token.token(), token.logprob()}};
-    // Tokens of one text: the more probable one, so that it is seen that the
-    // chosen one was not the first.
+    // Tokens of one text, or of bytes that no text has: the more probable one,
+    // so that it is seen that the chosen one was not the first.
+    std::map<std::string, float> top = {
+        {ValidUtf8(token.token()), token.logprob()}};
     for (const v1::TokenAlternative& other : token.top()) {
       float& logprob =
-          top.emplace(other.token(), other.logprob()).first->second;
+          top.emplace(ValidUtf8(other.token()), other.logprob()).first->second;
       logprob = std::max(logprob, other.logprob());
     }
     tops.push_back(std::move(top));

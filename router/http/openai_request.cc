@@ -310,9 +310,10 @@ void ReadContent(JsonFields* fields, v1::ChatMessage* message) {
     if (!part.is_object()) {
       return fields->Refuse("content", part, "a list of objects is needed");
     }
-    JsonFields inner(part, "content.");
+    JsonFields inner(part, fields->prefix() + "content.");
     const std::string type = inner.String("type").value_or("");
     const std::optional<std::string> text = inner.String("text");
+    fields->Keep(inner.status());
     if (type != "text" || !text) {
       return fields->Refuse("content.type", type,
                             "only parts of type text are understood");

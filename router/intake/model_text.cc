@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "engine/checkpoint/model_config.h"
+#include "nlohmann/json.hpp"
 #include "router/text/gemma_calls.h"
 #include "router/text/marked_calls.h"
 #include "router/text/tool_calls.h"
@@ -302,6 +303,8 @@ absl::StatusOr<ModelText::Prompt> ModelText::Encode(
       return FieldInvalid("chat.chat_template_kwargs", "(set)",
                           "cannot be written as JSON");
     }
+    // A Struct's members come in any order; a prompt has but one.
+    extra = nlohmann::json::parse(extra).dump();
   }
   text::ChatTemplateInput input;
   input.messages_json = messages;

@@ -190,6 +190,10 @@ TEST_F(HttpTest, AnswersAreThoseOfTheOtherApi) {
   EXPECT_EQ(both["choices"][0]["text"], want.text);
   EXPECT_EQ(both["choices"][1]["index"], 1);
   EXPECT_EQ(both["usage"]["completion_tokens"], 80);
+  several["request_id"] = std::string(127, 'x');  // and "-0" is too long
+  const Answer long_name = Post("/v1/completions", several);
+  EXPECT_EQ(long_name.code, 400);
+  EXPECT_EQ(long_name.Json()["error"]["param"], "request_id");
 }
 
 // Without a token to be generated a prefill worker scores the prompt, with one

@@ -66,6 +66,7 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
       logprobs { token_id: 3 token: "b\303" logprob: -0.5 rank: 1
                  top { token_id: 3 token: "b\303" logprob: -0.5 } }
       logprobs { token_id: 4 token: "\274" logprob: -1 rank: 2
+                 top { token_id: 8 token: "\275" logprob: -0.125 }
                  top { token_id: 9 token: "x" logprob: -0.25 } } })")),
             "");
   answer.Add(0, Event(R"(delta { text: "!" token_ids: 5
@@ -109,7 +110,7 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   EXPECT_EQ(logprobs["text_offset"], json({0, 2, 2}));
   EXPECT_EQ(logprobs["tokens"], json({"b\357\277\275", "\357\277\275", "z"}));
   EXPECT_EQ(logprobs["top_logprobs"][1],
-            json({{"x", -0.25}, {"\357\277\275", -1}}));
+            json({{"x", -0.25}, {"\357\277\275", -0.125}}));
 }
 
 // As of beams, of which fewer ended than were asked for.

@@ -482,6 +482,9 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
       {R"({"messages": [{"role": "user", "content":
            [{"type": "image_url", "image_url": {"url": "x"}}]}]})",
        "messages[0].content.type", "only parts of type text"},
+      {R"({"messages": [{"role": "user", "content":
+           [{"type": "text", "text": 5}]}]})",
+       "messages[0].content.text", "a string is needed"},
       {R"({"messages": [{"role": "user", "content": "a"}],
            "top_logprobs": 2})",
        "top_logprobs", "only together with logprobs"},

@@ -297,6 +297,31 @@ TEST(ModelText, WhatATemplateRefusesIsTheFieldThatIsWrong) {
             "chat.chat_template_kwargs");
 }
 
+// Members of a Struct are in another order each time.
+TEST(ModelText, EqualVariablesMakeEqualPrompts) {
+  const engine::TempDir dir;
+  WriteModel("{{ document|tojson }}", {}, dir);
+  const auto model = ModelText::Load(dir.path(), {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (int i = 0; i < 20; ++i) {
+    v1::Chat chat;
+    chat.add_messages()->set_role("user");
+    auto& document =
+        *(*chat.mutable_chat_template_kwargs()->mutable_fields())["document"]
+             .mutable_struct_value()
+             ->mutable_fields();
+    for (int member = 0; member < 8; ++member) {
+      const char name = static_cast<char>('a' + (member * 3 + i) % 8);
+      document[std::string(1, name)].set_bool_value(true);
+    }
+    const auto prompt = (*model)->Encode(chat, /*add_special_tokens=*/false);
+    ASSERT_TRUE(prompt.ok()) << prompt.status();
+    EXPECT_EQ(prompt->rendered,
+              R"({"a": true, "b": true, "c": true, "d": true, "e": true, )"
+              R"("f": true, "g": true, "h": true})");
+  }
+}
+
 TEST(ModelText, ParsersThatCannotBeAreRefused) {
   const std::vector<std::string_view> all(kHarmonyMarks.begin(),
                                           kHarmonyMarks.end());
