@@ -8,7 +8,7 @@
 //    mask does not name is -inf. If the first in the order (2) is -inf now,
 //    nothing may be drawn, and the edits are void; if it still is, the mask is
 //    void as well.
-// 2. Order: all ids by logit descending, ties by id ascending.
+// 2. Order: all ids by logit descending, ties by id ascending, NaNs at the end.
 // 3. p.temperature == 0: the first in the order. Otherwise
 // 4. Temperature: y = (x[first] - x[i]) / temperature, in f32, one rounding
 //    per operation; weight = floor(exp(-y) * 2^40), an integer (so sums have

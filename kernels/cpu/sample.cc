@@ -45,7 +45,8 @@ float MaxLogit(const float* logits, int vocab) {
   const float low = -std::numeric_limits<float>::infinity();
   F16 most = Set16(low);
   int i = 0;
-  for (; i + 16 <= vocab; i += 16) most = Max(most, Load16(logits + i));
+  // In this order: where either is a NaN the instruction takes the second.
+  for (; i + 16 <= vocab; i += 16) most = Max(Load16(logits + i), most);
   float r = Max16(most);
   for (; i < vocab; ++i) r = logits[i] > r ? logits[i] : r;
   return r;
@@ -355,7 +356,7 @@ int Report(const LogSum& sum, int count, const At& candidate, int wanted,
   for (int i = 0; i < count; ++i) {
     const Candidate own = candidate(i);
     before += Before(own, chosen) ? 1 : 0;
-    if (wanted == 0) continue;
+    if (wanted == 0 || std::isnan(own.logit)) continue;
     if (num_top == wanted && !Before(own, top[num_top - 1])) continue;
     int at = num_top;
     while (at > 0 && Before(own, top[at - 1])) --at;

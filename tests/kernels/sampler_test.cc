@@ -211,6 +211,42 @@ TEST(SamplerTest, GreedyTakesTheLowestIdAmongTies) {
   }
 }
 
+// As a row of the vocabulary that nobody trained may make them.
+TEST(SamplerTest, NansAreNeverDrawnAndHideNothing) {
+  Device device(MakeBackend());
+  const int vocab = 1000;
+  for (const int nan : {0, 3, 480, 992, 999}) {
+    for (const int best : {16, 35, 464, 496, 984, 991}) {
+      std::vector<float> logits(static_cast<size_t>(vocab));
+      for (int i = 0; i < vocab; ++i) {
+        logits[static_cast<size_t>(i)] = static_cast<float>(i % 7) * 0.25f;
+      }
+      logits[static_cast<size_t>(best)] = 40;
+      logits[static_cast<size_t>(nan)] = NAN;
+      std::vector<SampleParams> params(3);
+      params[1].temperature = 1e-5f;
+      params[2].temperature = 1;
+      for (SampleParams& row : params) row.logprobs = 3;
+      std::vector<float> rows;
+      for (size_t i = 0; i < params.size(); ++i) {
+        rows.insert(rows.end(), logits.begin(), logits.end());
+      }
+      SampleResult* const results = device.New<SampleResult>(params.size());
+      device->Sample(device.queue(), static_cast<int>(params.size()), vocab,
+                     device.Upload(rows), device.Upload(params),
+                     device.Upload(std::vector<LogitEdit>()),
+                     device.Upload(std::vector<uint32_t>()), results);
+      for (const SampleResult& got : device.Download(results, params.size())) {
+        EXPECT_EQ(got.token_id, best) << nan;
+        EXPECT_NEAR(got.logprob, 0, 1e-6) << nan;
+        EXPECT_EQ(got.rank, 1);
+        ASSERT_EQ(got.num_top, 3);
+        for (int i = 0; i < 3; ++i) EXPECT_NE(got.top_ids[i], nan);
+      }
+    }
+  }
+}
+
 LogitEdit Ban(int id) { return {.token_id = id, .bias = -INFINITY}; }
 
 TEST(SamplerTest, BansHoldForTheirOwnRow) {
