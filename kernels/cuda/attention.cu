@@ -77,10 +77,11 @@ int RunF32(const Stream& stream, const AttentionParams& p) {
 
 size_t AttentionScratchBytes(int spans, int heads, int head_dim,
                              int positions) {
+  // Not whole spans: of a window's, which are smaller, more go at once.
   const size_t of_span = PartialBytes(heads, head_dim, Segments(positions));
-  const int most = SpansWithin(kAttentionPartialBytes, of_span);
   return sizeof(int32_t) * kMaxArrivals +
-         of_span * static_cast<size_t>(std::min(spans, most));
+         std::min(of_span * static_cast<size_t>(spans),
+                  std::max(kAttentionPartialBytes, of_span));
 }
 
 int LaunchAttention(const Stream& stream, DType activation,

@@ -528,6 +528,27 @@ TEST(CudaAttention, ScratchOfManyLongContextsIsBounded) {
   EXPECT_EQ(parts(9, 128, 576, 1 << 20), size_t{128} * 2049 * 578 * 4);
 }
 
+// A launch over a window has smaller spans, and puts as many there as fit.
+TEST(CudaAttention, ScratchOfLessIsWithinThatOfMore) {
+  constexpr int kPositions = 262144;
+  for (const int heads : {8, 64, 96}) {
+    for (const int dim : {64, 128, 256}) {
+      for (const int spans : {1, 64, 128, 1024, 4096}) {
+        const size_t all = AttentionScratchBytes(spans, heads, dim, kPositions);
+        for (int less = 512; less < kPositions; less *= 2) {
+          EXPECT_LE(AttentionScratchBytes(spans, heads, dim, less), all);
+        }
+        EXPECT_LE(AttentionScratchBytes(spans, heads, dim / 2, kPositions),
+                  all);
+        EXPECT_LE(AttentionScratchBytes(spans / 2, heads, dim, kPositions),
+                  all);
+        EXPECT_LE(all, AttentionScratchBytes(0, heads, dim, kPositions) +
+                           kAttentionPartialBytes);
+      }
+    }
+  }
+}
+
 TEST(CudaAttention, LandingAndScheduleDoNotShow) {
   for (const int i : {0, 2, 10, 24, 27}) {
     const AttentionCase& c = kAttentionCases[i];
