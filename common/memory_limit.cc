@@ -92,7 +92,7 @@ int64_t AvailableMemory(const std::string& root) {
         const int64_t limit = AtMost(LimitFile(group, version), kUnlimited);
         if (limit == kUnlimited) return;
         available = std::min(
-            available, std::max<int64_t>(0, limit - Used(group, version)));
+            available, std::max<int64_t>(1, limit - Used(group, version)));
       });
   return available;
 }

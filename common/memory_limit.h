@@ -26,7 +26,7 @@ int64_t MemoryLimit();
 // Memory that a new process may take on this machine: what the kernel says is
 // available, or less where a control group that this process is in sets a
 // limit, of which whatever is in the group has taken its part. Cached pages of
-// files do not count as used. 0: not known, or nothing is left.
+// files do not count as used. 0: not known; 1 at least where it is.
 int64_t AvailableMemory(const std::string& root = "");
 
 }  // namespace tandem

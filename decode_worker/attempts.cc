@@ -153,10 +153,10 @@ bool DecodeCore::TryLocal(Call* call) {
   const int positions = static_cast<int>(call->history.size());
   const auto hashes = LocalHashes(*call);
   engine::CachedPrefix matched = cache_.Find(hashes);
-  // What was found is pinned, or will be, and part of what the sequence has at
-  // once. Beams part behind the first token.
   // One that is only scored may have all that the pool holds, and adds nothing.
   const int end = positions + (call->stopping.max_tokens > 0 ? 1 : 0);
+  // What was found is pinned, or will be, and part of what the sequence has at
+  // once. Beams part behind the first token.
   const auto beside = [&] {
     const int rest = BlocksFor(end) - matched.size();
     const int at_once = BlocksAtOnce(end, call->kv_cache);

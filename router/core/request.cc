@@ -291,10 +291,7 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   judge_timer_.Stop();
   retry_timer_.Stop();
   retrying_since_.reset();
-  if (std::exchange(next_prefill_, std::nullopt) && queued_) {
-    context_.registry->Computed(*queued_);  // by nobody: it was not needed
-    queued_.reset();
-  }
+  next_prefill_.reset();
   phase_ = Phase::kDecoding;
   if (!scores_complete()) {
     waits_for_scores_ = true;

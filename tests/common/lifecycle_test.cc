@@ -189,6 +189,9 @@ TEST_F(MemoryLimitTest, OthersInAGroupFurtherUpTakeTheirPart) {
   Write("sys/fs/cgroup/pod/memory.max", "7000000\n");
   Write("sys/fs/cgroup/pod/memory.current", "4000000\n");
   EXPECT_EQ(AvailableMemory(root_), 3000000);
+  // Nothing left is not the same as nothing known.
+  Write("sys/fs/cgroup/pod/memory.current", "7100000\n");
+  EXPECT_EQ(AvailableMemory(root_), 1);
   // Version 1, whose files count subgroups apart.
   Write("proc/self/cgroup", "4:cpu:/x\n7:memory:/pod\n");
   const std::string group = "sys/fs/cgroup/memory/pod/memory.";
