@@ -231,7 +231,9 @@ TEST(WorkerScoringTest, WhatIsWhollyScoredIsNotScoredAgain) {
 }
 
 TEST(WorkerScoringTest, ASlowReaderPausesItsPromptAndFailsAtLast) {
-  for (const bool goes_on : {true, false}) {
+  // A router that says that it waits for its client may do so for longer.
+  for (const auto& [goes_on, says_so] :
+       {std::pair(true, false), {false, false}, {true, true}}) {
     Rig rig;
     PrefillMachine* const prefill = rig.AddPrefill(
         "prefill", {}, [](prefill_worker::PrefillOptions* options) {
@@ -246,7 +248,8 @@ TEST(WorkerScoringTest, ASlowReaderPausesItsPromptAndFailsAtLast) {
     request->Prefill(prefill, attempt);
     rig.RunUntil([&] { return request->scores > 0; });
     request->PausePrefill(true);
-    rig.Run(absl::Seconds(2));
+    request->says_not_reading = says_so;
+    rig.Run(absl::Seconds(says_so ? 20 : 2));
     EXPECT_EQ(prefill->core->Load().running(), 1);
     const int64_t steps = prefill->device->steps();
     // The network's window, max_unsent, and the step under way.

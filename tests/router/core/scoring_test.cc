@@ -386,6 +386,31 @@ TEST_F(ScoringTest, ASlowClientPausesTheNextPrefillWorkerToo) {
   EXPECT_FALSE(w.prefills[1].paused);
 }
 
+TEST_F(ScoringTest, BeatsTellWhoseStreamIsNotRead) {
+  ClientPipe* const client = Submit(8);
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Say(FromPrefill(1, 10));
+  const auto beats = [&] {
+    w.RunFor(absl::Seconds(2));
+    EXPECT_TRUE(w.decodes[0].sent.back().has_beat());
+    EXPECT_TRUE(w.prefills[0].sent.back().has_beat());
+    return std::pair(w.decodes[0].sent.back().beat().not_reading(),
+                     w.prefills[0].sent.back().beat().not_reading());
+  };
+  EXPECT_EQ(beats(), std::pair(false, false));
+  w.decodes[0].Say(World::Started(1));  // whose tokens come behind the scores
+  EXPECT_EQ(beats(), std::pair(true, false));
+  client->unsent = w.options.max_unsent + 1;
+  w.prefills[0].Say(FromPrefill(10, 20));
+  EXPECT_EQ(beats(), std::pair(true, true));
+  client->unsent = 0;
+  client->handler->OnDrained();
+  EXPECT_EQ(beats(), std::pair(true, false));
+  w.prefills[0].Say(FromPrefill(20, kPrompt));
+  EXPECT_EQ(beats(), std::pair(false, false));
+}
+
 TEST_F(ScoringTest, ASlowClientIsNoDecodeWorkerThatOpensNothing) {
   ClientPipe* const client = Submit(8);
   w.decodes[0].Say(World::Opened(1, "t"));

@@ -66,7 +66,7 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
       logprobs { token_id: 3 token: "b\303" logprob: -0.5 rank: 1
                  top { token_id: 3 token: "b\303" logprob: -0.5 } }
       logprobs { token_id: 4 token: "\274" logprob: -1 rank: 2
-                 top { token_id: 8 token: "\275" logprob: -0.125 }
+                 top { token_id: 8 token: "\275" logprob: -1.5 }
                  top { token_id: 9 token: "x" logprob: -0.25 } } })")),
             "");
   answer.Add(0, Event(R"(delta { text: "!" token_ids: 5
@@ -77,7 +77,8 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   answer.Add(0, Event(R"(finished { index: 1 finish_reason: FINISH_REASON_STOP
                                     stop_string: "end" })"));
   answer.Add(0, Event(kDone));
-  const json body = json::parse(answer.Finish());
+  const std::string text = answer.Finish();
+  const json body = json::parse(text);
   EXPECT_EQ(body["id"], "cmpl-r1");
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["created"], 1700);
@@ -110,7 +111,11 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   EXPECT_EQ(logprobs["text_offset"], json({0, 2, 2}));
   EXPECT_EQ(logprobs["tokens"], json({"b\357\277\275", "\357\277\275", "z"}));
   EXPECT_EQ(logprobs["top_logprobs"][1],
-            json({{"x", -0.25}, {"\357\277\275", -0.125}}));
+            json({{"x", -0.25}, {"\357\277\275", -1}}));
+  // One key for all bytes that are no text.
+  const size_t key = text.find("\"\357\277\275\":");
+  EXPECT_NE(key, std::string::npos);
+  EXPECT_EQ(key, text.rfind("\"\357\277\275\":"));
 }
 
 // As of beams, of which fewer ended than were asked for.
