@@ -115,7 +115,7 @@ struct KvShape {
   int other_head_dim = 0;
   int other_layers = 0;
 
-  // Scales included.
+  // Scales included, but not what a CPU pads blocks by (CpuKvBlockBytes).
   int64_t bytes_per_position() const {
     return int64_t{2} * num_layers *
            std::max(kv_heads * KvVectorBytes(dtype, head_dim),

@@ -166,12 +166,14 @@ int64_t SlabBytes(const WorkerFlags& flags, bool on_gpu) {
   return on_gpu ? int64_t{8} << 20 : int64_t{1} << 20;
 }
 
-DraftKv DraftKvOf(const engine::Model& model, DType kv_dtype, int num_blocks) {
+DraftKv DraftKvOf(const engine::Model& model, DType kv_dtype, int block_size,
+                  int num_blocks, bool on_gpu) {
   kernels::KvShape shape;
   shape.num_layers = engine::OnePart(model.spec()).room();
   engine::SetHeads(model.spec(), &shape);
   shape.dtype = kv_dtype;
-  return {shape.bytes_per_position(), num_blocks};
+  shape.block_size = block_size;
+  return {KvBlockBytes(shape, on_gpu), num_blocks};
 }
 
 std::string DirectoryName(const std::string& path) {
@@ -514,13 +516,15 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
     reserved_bytes +=
         static_cast<int64_t>(parts.backend->memory().used_bytes - used) +
         DraftWorkspaceBytes(*parts.draft.model, executor, *parts.backend);
-    draft =
-        DraftKvOf(*parts.draft.model, kv_dtype, speculative->draft_num_blocks);
   }
   progress->Update("reserving memory for KV");
   const absl::StatusOr<std::optional<GpuMemory>> gpu =
       MeasureGpu(executor, *parts.model, reserved_bytes, *parts.backend);
   if (!gpu.ok()) return gpu.status();
+  if (parts.draft.model != nullptr) {
+    draft = DraftKvOf(*parts.draft.model, kv_dtype, flags.block_size,
+                      speculative->draft_num_blocks, gpu->has_value());
+  }
   const bool with_cache = flags.kv_cache == "on";
   // Without a cache a step computes all positions anew, and needs all blocks.
   HostMemory host = MeasureHost();

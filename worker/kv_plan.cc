@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "engine/model/layer_parts.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::worker {
 namespace {
@@ -76,6 +77,11 @@ absl::Status CheckHost(const HostMemory& host, int64_t cache_bytes) {
 
 }  // namespace
 
+int64_t KvBlockBytes(const kernels::KvShape& shape, bool on_gpu) {
+  return on_gpu ? shape.bytes_per_position() * shape.block_size
+                : kernels::CpuKvBlockBytes(shape);
+}
+
 int PlainDraws(const WorkerFlags& flags) {
   return std::min(flags.max_num_seqs + kScoredRows,
                   flags.max_num_batched_tokens);
@@ -102,12 +108,10 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
   shape.num_layers = layers.room();
   engine::SetHeads(spec, &shape);
   shape.dtype = kv_dtype;
-  const int64_t position_bytes =
-      shape.bytes_per_position() +
-      (draft.num_blocks == 0 ? draft.position_bytes : 0);
-  const int64_t draft_bytes =
-      draft.position_bytes * draft.num_blocks * flags.block_size;
-  const int64_t block_bytes = position_bytes * flags.block_size;
+  shape.block_size = flags.block_size;
+  const int64_t block_bytes = KvBlockBytes(shape, gpu.has_value()) +
+                              (draft.num_blocks == 0 ? draft.block_bytes : 0);
+  const int64_t draft_bytes = draft.block_bytes * draft.num_blocks;
   KvPlan plan;
   plan.max_model_len = flags.max_model_len > 0
                            ? std::min(flags.max_model_len, spec.max_positions)
@@ -129,6 +133,8 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     return window.positions > 0 ? at_once(positions) : positions;
   };
   const int needed = needed_for(plan.max_model_len);
+  const int64_t needed_blocks =
+      (int64_t{needed} + flags.block_size - 1) / flags.block_size;
   // Numbers of positions and cells are ints.
   const int most_blocks = static_cast<int>(
       INT_MAX / (flags.block_size * int64_t{layers.parts.count()}));
@@ -143,7 +149,7 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
     const int64_t useful =
         std::max<int64_t>(int64_t{flags.max_num_seqs} * 2 *
                               (at_once(plan.max_model_len) / flags.block_size),
-                          (needed + flags.block_size - 1) / flags.block_size);
+                          needed_blocks);
     plan.num_blocks = static_cast<int>(std::min<int64_t>(
         {std::max<int64_t>(0, CacheBytes(flags, gpu, host) - draft_bytes) /
              block_bytes,
@@ -163,8 +169,8 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
       return absl::InvalidArgumentError(absl::StrCat(
           "the KV cache holds ", fits, " tokens, less than one sequence of ",
           plan.max_model_len, ": ",
-          Advice(flags, gpu.has_value(), position_bytes * needed + draft_bytes,
-                 longest)));
+          Advice(flags, gpu.has_value(),
+                 block_bytes * needed_blocks + draft_bytes, longest)));
     }
     plan.max_model_len = longest;
   }

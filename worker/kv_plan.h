@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/model_config.h"
 #include "engine/kv/block_cells.h"
+#include "kernels/backend.h"
 #include "kernels/types.h"
 #include "worker/bringup.h"
 
@@ -41,10 +42,13 @@ struct HostMemory {
 // are loaded; else INVALID_ARGUMENT that says both.
 absl::Status CheckWeights(int64_t bytes, const HostMemory& host);
 
+// Of a block of the KV cache in all layers, padding included.
+int64_t KvBlockBytes(const kernels::KvShape& shape, bool on_gpu);
+
 // The KV cache of a draft model, which comes out of the same memory.
 struct DraftKv {
-  int64_t position_bytes = 0;  // 0: there is none
-  int num_blocks = 0;          // 0: as many as the other cache has
+  int64_t block_bytes = 0;  // 0: there is none
+  int num_blocks = 0;       // 0: as many as the other cache has
 };
 
 // Blocks that the flags ask for, and the longest sequence that they hold.

@@ -124,9 +124,10 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   plan.kv_token_bytes = explain::KvBytesPerToken(spec, formats.kv);
   // A block has room for some layers more where they are parted unevenly.
   kernels::KvShape block{.num_layers = engine::PartsOf(spec).room(),
+                         .block_size = input.block_size,
                          .dtype = formats.kv};
   engine::SetHeads(spec, &block);
-  plan.kv_block_bytes = block.bytes_per_position() * input.block_size;
+  plan.kv_block_bytes = worker::KvBlockBytes(block, input.gpu);
 
   std::optional<worker::GpuMemory> gpu;
   if (input.gpu) {

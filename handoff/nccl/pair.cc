@@ -411,6 +411,7 @@ void Pair::Break(const absl::Status& status, Cause cause, bool tell) {
     return;
   }
   const bool was_up = phase_ == Phase::kUp;
+  join_failed_ = phase_ == Phase::kAsking || phase_ == Phase::kJoining;
   if (cause == Cause::kFault) {
     ++station_->mutable_counters()->broken;
     station_->watcher()->OnBroken(
@@ -502,8 +503,10 @@ void Pair::OnGone() {
 void Pair::AskLater() {
   const StationOptions& options = station_->options();
   const int doublings = std::min(std::max(failures_ - 1, 0), kMaxDoublings);
+  const absl::Duration most =
+      join_failed_ ? options.join_backoff_max : options.backoff_max;
   const absl::Duration full =
-      std::min(options.backoff_max, options.backoff_min * (1 << doublings));
+      std::min(most, options.backoff_min * (1 << doublings));
   // Pairs that broke together do not come back together.
   const absl::Duration wait =
       full / 2 +

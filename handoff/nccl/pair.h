@@ -24,7 +24,8 @@
 //   this pair's. Memory that an unfinished receive may still write stays out
 //   of use until this end's communicator is gone; nothing the peer says or
 //   fails to say matters for that.
-// - The sender asks for the next life, after a time that doubles.
+// - The sender asks for the next life, after a time that doubles: to 30 s, and
+//   to an hour where joins fail.
 
 #ifndef TANDEM_HANDOFF_NCCL_PAIR_H_
 #define TANDEM_HANDOFF_NCCL_PAIR_H_
@@ -200,8 +201,9 @@ class Pair {
   bool said_up_ = false;     // in this life, as the next two
   bool heard_up_ = false;
   bool wants_turn_ = false;
-  bool idle_end_ = false;   // of the last life: nothing was wrong
-  const std::string name_;  // "prefill-1>decode-2"
+  bool idle_end_ = false;     // of the last life: nothing was wrong
+  bool join_failed_ = false;  // of the last life: it never got to the warm-up
+  const std::string name_;    // "prefill-1>decode-2"
   const std::vector<size_t> warm_sizes_;
   std::vector<Step> script_;
 

@@ -60,6 +60,10 @@ struct StationOptions {
   absl::Duration burial_timeout = absl::Seconds(10);
   absl::Duration backoff_min = absl::Seconds(1);
   absl::Duration backoff_max = absl::Seconds(30);
+  // After a join that failed: it may have cost the receiver a thread and a
+  // listening socket of NCCL's bootstrap, which waits for the missing rank for
+  // as long as the process lives.
+  absl::Duration join_backoff_max = absl::Hours(1);
 };
 
 // What has happened so far. Only ever grows, but for the last two.

@@ -583,4 +583,8 @@ absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
       options.allocator != nullptr ? options.allocator : &cpu::HostMemory()));
 }
 
+int64_t CpuKvBlockBytes(const KvShape& shape) {
+  return shape.num_layers * cpu::KvLayout(shape).block_bytes;
+}
+
 }  // namespace tandem::kernels

@@ -5,6 +5,7 @@
 #ifndef TANDEM_KERNELS_CPU_CPU_BACKEND_H_
 #define TANDEM_KERNELS_CPU_CPU_BACKEND_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -46,6 +47,11 @@ struct CpuOptions {
 // the least). INVALID_ARGUMENT: an option is out of range.
 absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
     const CpuOptions& options);
+
+// Bytes that a block of a CPU's cache takes in all layers: more than
+// bytes_per_position() says where blocks or heads are padded
+// (kernels/cpu/kv_layout.h).
+int64_t CpuKvBlockBytes(const KvShape& shape);
 
 }  // namespace tandem::kernels
 

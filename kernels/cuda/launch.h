@@ -368,8 +368,6 @@ struct LoraParams {
 };
 int LaunchLora(const Stream& stream, DType activation,
                const LoraParams& params);
-// Most inputs that its sums have room for.
-inline constexpr int kMaxLoraInputs = 64 * 1024;
 
 // Norms heads of Q and K and rotates them; Q stays, K and V go to the cache.
 struct RopeAppendParams {

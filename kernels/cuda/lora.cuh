@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-rank adapters (Backend::AddLora): first h of a row's inputs, a block for
-// each row and 64 ranks, where a thread makes a chain of one segment; then what
-// is added, a thread for each output. Rows without an adapter end at once.
+// each row and 64 ranks, where a thread makes a chain of one segment, of so
+// many at a time as shared memory is asked for; then what is added, a thread
+// for each output. Rows without an adapter end at once.
 
 #ifndef TANDEM_KERNELS_CUDA_LORA_CUH_
 #define TANDEM_KERNELS_CUDA_LORA_CUH_
+
+#include <algorithm>
 
 #include "kernels/cuda/device/grid.h"
 #include "kernels/cuda/device/tensor_ops.h"
@@ -15,16 +18,17 @@ namespace tandem::kernels::cuda {
 template <typename T>
 struct LoraShrinkKernel {
   static constexpr int kThreads = 256;
-  static constexpr int kRanks = 64;  // of a block
+  static constexpr int kRanks = 64;      // of a block
+  static constexpr int kSegments = 256;  // at a time
   LoraParams p;
 
-  static int Segments(int cols) {
+  TANDEM_HOST_DEVICE static int Segments(int cols) {
     return (cols + kLoraSegment - 1) / kLoraSegment;
   }
   // The chains, [segments][ranks].
   static int SharedBytes(const LoraParams& p) {
-    return Segments(p.factors.cols) *
-           (p.factors.max_rank < kRanks ? p.factors.max_rank : kRanks) * 4;
+    return std::min(kSegments, Segments(p.factors.cols)) *
+           std::min(kRanks, p.factors.max_rank) * 4;
   }
 
   TANDEM_DEVICE void operator()(Grid& g) const {
@@ -40,24 +44,34 @@ struct LoraShrinkKernel {
     const float* const a = f.a + at + first;
     const T* const x = static_cast<const T*>(p.x) + int64_t{row} * f.cols;
     float* const chains = reinterpret_cast<float*>(g.shared());
-    const int segments = (f.cols + kLoraSegment - 1) / kLoraSegment;
-    for (int i = g.thread(); i < segments * ranks; i += kThreads) {
-      const int begin = i / ranks * kLoraSegment;
-      const int end = Smaller(f.cols, begin + kLoraSegment);
-      float chain = 0.0f;
+    const int segments = Segments(f.cols);
+    float sum = 0.0f;  // of this thread's rank
+    for (int first_of = 0; first_of < segments; first_of += kSegments) {
+      const int count = Smaller(kSegments, segments - first_of);
+      for (int i = g.thread(); i < count * ranks; i += kThreads) {
+        const int begin = (first_of + i / ranks) * kLoraSegment;
+        const int end = Smaller(f.cols, begin + kLoraSegment);
+        float chain = 0.0f;
 #pragma unroll 8
-      for (int k = begin; k < end; ++k) {
-        chain = Fma(ToFloat(x[k]), a[int64_t{k} * rank + i % ranks], chain);
+        for (int k = begin; k < end; ++k) {
+          chain = Fma(ToFloat(x[k]), a[int64_t{k} * rank + i % ranks], chain);
+        }
+        chains[i] = chain;
       }
-      chains[i] = chain;
+      g.Barrier();
+      if (g.thread() < ranks) {
+        for (int s = 0; s < count; ++s) {
+          sum = Add(sum, chains[s * ranks + g.thread()]);
+        }
+      }
+      g.Barrier();
     }
-    g.Barrier();
-    for (int j = g.thread(); j < ranks; j += kThreads) {
-      float sum = 0.0f;
-      for (int s = 0; s < segments; ++s) sum = Add(sum, chains[s * ranks + j]);
-      p.sum.scratch[int64_t{row} * f.max_rank + first + j] = RoundTo<T>(sum);
+    if (g.thread() < ranks) {
+      p.sum.scratch[int64_t{row} * f.max_rank + first + g.thread()] =
+          RoundTo<T>(sum);
     }
   }
+  static_assert(kRanks <= kThreads);
 };
 
 template <typename T>

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/cpu/allocator.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/kv_digest.h"
 #include "kernels/quantise.h"
@@ -285,6 +287,47 @@ TEST(KvTest, QuantisedBytesAreCounted) {
   EXPECT_EQ(KvVectorBytes(DType::kInt4, 40), 20 + 2 * 2) << "32 and 8";
   EXPECT_EQ(KvRowBytes(DType::kInt4, 2, 40), 4 * (20 + 4));
   EXPECT_EQ(KvRowBytes(DType::kInt4, 1, 8), 2 * (4 + 2) + 4) << "padded";
+}
+
+// Counts what it gives.
+class Counting final : public cpu::DeviceAllocator {
+ public:
+  absl::StatusOr<std::byte*> Allocate(size_t bytes) override {
+    given_ += bytes;
+    return cpu::HostMemory().Allocate(bytes);
+  }
+  void Free(std::byte* data, size_t bytes) override {
+    cpu::HostMemory().Free(data, bytes);
+  }
+  size_t given() const { return given_; }
+
+ private:
+  size_t given_ = 0;
+};
+
+TEST(KvTest, ACacheTakesItsBlocksBytes) {
+  Counting counting;
+  auto backend = NewCpuBackend({.threads = 1, .allocator = &counting});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto expect = [&](const KvShape& shape, int64_t block) {
+    SCOPED_TRACE(Name(shape.dtype));
+    EXPECT_EQ(CpuKvBlockBytes(shape), block);
+    const size_t before = counting.given();
+    const auto cache = (*backend)->NewKvCache(shape);
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    EXPECT_EQ(counting.given() - before,
+              static_cast<size_t>(block * shape.num_blocks));
+  };
+  const KvShape plain{3, 2, 64, 16, 5, DType::kBF16};
+  expect(plain, plain.bytes_per_position() * 16);
+  // Keys of 16 positions, scales of both of 16.
+  expect({3, 2, 64, 8, 5, DType::kInt8}, 3 * 2 * (64 * (16 + 8) + 2 * 16 * 4));
+  // Values of 96 dimensions.
+  expect({3, 2, 80, 16, 5, DType::kInt4},
+         3 * 2 * 16 * ((80 + 96) / 2 + 2 * 3 * 2));
+  for (const KvShape& shape : testing::MixedShapes(DType::kInt8)) {
+    expect(shape, CpuKvBlockBytes(shape));
+  }
 }
 
 TEST(KvTest, LayersWithOtherHeadsShareACache) {

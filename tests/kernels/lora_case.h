@@ -26,7 +26,8 @@ inline const std::vector<LoraCase>& LoraCases() {
       {256, 64, 0, 64, 16},    // one segment
       {300, 96, 0, 96, 20},    // odd ranks
       {1100, 65, 8, 100, 70},  // four segments and a rest, more than 64 ranks
-      {1536, 130, 0, 130, 3}};
+      {1536, 130, 0, 130, 3},
+      {131'200, 2, 0, 2, 3}};  // more segments than are summed at a time, twice
   return cases;
 }
 

@@ -73,6 +73,20 @@ TEST(KvPlan, TakesWhatIsGivenOrTheShareThatIsLeft) {
   }
 }
 
+// On a CPU keys of eight positions take the room of sixteen.
+TEST(KvPlan, CountsWhatBlocksArePaddedBy) {
+  WorkerFlags flags = Flags();
+  flags.block_size = 8;
+  flags.kv_cache_bytes = 3 * kGiB;
+  const auto cpu = PlanKv(flags, Spec(), DType::kBF16, std::nullopt);
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_EQ(cpu->num_blocks, 3 * kGiB / (12 * kPosition));
+  const auto gpu = PlanKv(flags, Spec(), DType::kBF16,
+                          GpuMemory{16 * kGiB, kGiB, 15 * kGiB});
+  ASSERT_TRUE(gpu.ok()) << gpu.status();
+  EXPECT_EQ(gpu->num_blocks, 3 * kGiB / (8 * kPosition));
+}
+
 // A window of 4096 and steps of 512 rows: 4608 positions, and a block more.
 TEST(KvPlan, WithAWindowThePoolHoldsWhatASequenceHasAtOnce) {
   WorkerFlags flags = Flags();
@@ -191,11 +205,10 @@ TEST(KvPlan, WeightsThatDoNotFitAreNotLoaded) {
 TEST(KvPlan, AdviceCountsTheDraftModelsCache) {
   WorkerFlags flags = Flags();
   flags.max_model_len = 65536;
-  const DraftKv draft{.position_bytes = 1024, .num_blocks = 100};
+  const DraftKv draft{.block_bytes = 16384, .num_blocks = 100};
   const auto refused =
       PlanKv(flags, Spec(), DType::kBF16, std::nullopt, 0, draft);
-  const int64_t enough =
-      int64_t{8589934592} + int64_t{1024} * 100 * flags.block_size;
+  const int64_t enough = int64_t{8589934592} + int64_t{16384} * 100;
   EXPECT_THAT(
       std::string(refused.status().message()),
       HasSubstr(absl::StrCat("raise --kv-cache-memory-bytes to ", enough)));

@@ -244,31 +244,46 @@ TEST(NcclFault, AStalledPairHoldsUpNoOther) {
   w.world.ExpectBaseline();
 }
 
-TEST(NcclFault, WaitsDoubleWhileItKeepsFailing) {
+// Waits between lives double up to `most`, and once the fault is gone the pair
+// comes up.
+void ExpectWaitsThatDouble(On on, absl::Duration most, size_t count) {
   NcclSetting setting = Usual();
+  // Less than an unused link lives.
+  setting.station.join_backoff_max = absl::Minutes(2);
   NcclWorld w(setting);
-  w.fabric->Arm(kPrefillGpu, On::kJoin, Act::kFail, 0, 0, 1'000);
+  w.fabric->Arm(kPrefillGpu, on, Act::kFail, 0, 0, 1'000);
   EXPECT_EQ(w.Try(1, 8), absl::OkStatus());
-  std::vector<double> waits;
+  std::vector<absl::Duration> waits;
   int64_t seen = w.counters(1).joins;
   absl::Time last = w.world.loop.Now();
-  for (int i = 0; i < 240'000 && waits.size() < 9; ++i) {
-    w.world.loop.RunFor(absl::Milliseconds(1));
+  while (waits.size() < count &&
+         w.world.loop.Now() - last <= most + absl::Minutes(1)) {
+    w.world.loop.RunFor(absl::Milliseconds(10));
     if (w.counters(1).joins == seen) continue;
     seen = w.counters(1).joins;
-    waits.push_back(absl::ToDoubleSeconds(w.world.loop.Now() - last));
+    waits.push_back(w.world.loop.Now() - last);
     last = w.world.loop.Now();
   }
-  ASSERT_EQ(waits.size(), 9);
-  double full = 1;
+  ASSERT_EQ(waits.size(), count);
+  absl::Duration full = absl::Seconds(1);
   for (size_t i = 0; i < waits.size(); ++i) {
-    EXPECT_GE(waits[i], full / 2 - 0.1) << i;
-    EXPECT_LE(waits[i], full + 0.5) << i;
-    full = std::min(full * 2, 30.0);
+    EXPECT_GE(waits[i], full / 2 - absl::Seconds(0.1)) << i;
+    EXPECT_LE(waits[i], full + absl::Seconds(0.5)) << i;
+    full = std::min(full * 2, most);
   }
+  EXPECT_EQ(full, most);
   w.fabric->Disarm();
-  w.world.loop.RunFor(absl::Seconds(31));
+  w.world.loop.RunFor(most + absl::Seconds(1));
   EXPECT_EQ(w.counters(0).ups, 1);
+}
+
+TEST(NcclFault, WaitsDoubleWhileItKeepsFailing) {
+  ExpectWaitsThatDouble(On::kSend, absl::Seconds(30), 9);
+}
+
+TEST(NcclFault, WaitsGrowLongerWhileJoinsFail) {
+  EXPECT_EQ(StationOptions().join_backoff_max, absl::Hours(1));
+  ExpectWaitsThatDouble(On::kJoin, absl::Minutes(2), 8);
 }
 
 // ---- Quarantine.

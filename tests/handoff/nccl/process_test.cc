@@ -61,6 +61,7 @@ StationOptions Quick(const std::string& self) {
   options.burial_timeout = absl::Seconds(2);
   options.backoff_min = absl::Milliseconds(10);
   options.backoff_max = absl::Milliseconds(100);
+  options.join_backoff_max = absl::Milliseconds(100);
   return options;
 }
 
