@@ -10,9 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <string_view>
 #include <thread>
 
@@ -24,6 +22,7 @@
 #include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/random.h"
+#include "common/read_file.h"
 
 namespace tandem::cli {
 namespace {
@@ -176,9 +175,9 @@ absl::Status KeysCommand::New() {
   status = Lock(folder, path);
   if (!status.ok()) return status;
   if (std::filesystem::exists(path, error)) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) return Failed("read", path);
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    absl::StatusOr<std::string> content = ReadFile(path);
+    if (!content.ok()) return content.status();
+    text = *std::move(content);
     if (!text.empty() && text.back() != '\n') text += '\n';
   }
   SystemRandom random;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/sampling_flags.h"
 
-#include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/lifecycle.h"
+#include "common/read_file.h"
 
 namespace tandem::cli {
 namespace {
@@ -218,10 +217,9 @@ absl::Status SamplingFlags::FillStructured(v1::GenerateRequest* request) const {
   if (first == nullptr) return absl::OkStatus();
   v1::StructuredOptions* const structured = request->mutable_structured();
   const auto read = [](const std::string& path, std::string* text) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
-    text->assign(std::istreambuf_iterator<char>(file), {});
-    return absl::OkStatus();
+    absl::StatusOr<std::string> content = ReadFile(path);
+    if (content.ok()) *text = *std::move(content);
+    return content.status();
   };
   if (!json_schema.empty()) structured->set_json_schema(json_schema);
   if (json_object) structured->set_json_object(true);

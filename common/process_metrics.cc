@@ -7,11 +7,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <utility>
 #include <vector>
+
+#include "common/read_file.h"
 
 namespace tandem {
 namespace {
@@ -27,11 +27,6 @@ double StatField(const std::string& stat, int number) {
   return field.empty() ? 0 : std::strtod(field.c_str(), nullptr);
 }
 
-std::string ReadFile(const char* path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 int OpenDescriptors() {
   DIR* directory = opendir("/proc/self/fd");
   if (directory == nullptr) return 0;
@@ -44,7 +39,7 @@ int OpenDescriptors() {
 }
 
 double BootTime() {
-  const std::string stat = ReadFile("/proc/stat");
+  const std::string stat = ReadFile("/proc/stat").value_or("");
   const size_t at = stat.find("\nbtime ");
   return at == std::string::npos ? 0
                                  : std::strtod(stat.c_str() + at + 7, nullptr);
@@ -58,7 +53,7 @@ class ProcessCollector final : public prometheus::Collectable {
   }
 
   std::vector<prometheus::MetricFamily> Collect() const override {
-    const std::string stat = ReadFile("/proc/self/stat");
+    const std::string stat = ReadFile("/proc/self/stat").value_or("");
     const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
     const double page = static_cast<double>(sysconf(_SC_PAGESIZE));
     rlimit files{};

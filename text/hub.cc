@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "text/ffi.h"
+#include "text/files.h"
 
 namespace tandem::text {
 namespace {
@@ -34,9 +33,10 @@ std::string Stripped(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(space) - begin + 1);
 }
 
+constexpr size_t kMaxTokenBytes = 4096;
+
 std::string TokenFrom(const std::string& path) {
-  std::ifstream file(path);
-  return Stripped(std::string(std::istreambuf_iterator<char>(file), {}));
+  return Stripped(ReadModelFile(path, kMaxTokenBytes).value_or(""));
 }
 
 void Hear(void* context, const char* line, size_t length, uint64_t done,

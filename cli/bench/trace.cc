@@ -5,8 +5,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -14,6 +12,7 @@
 #include "absl/time/civil_time.h"
 #include "cli/bench/lengths.h"
 #include "cli/bench/prompt.h"
+#include "common/read_file.h"
 
 namespace tandem::bench {
 namespace {
@@ -254,13 +253,9 @@ absl::StatusOr<std::vector<TraceRow>> ParseTrace(std::string_view text,
 
 absl::StatusOr<std::vector<TraceRow>> ReadTrace(const std::string& path,
                                                 int max_rows) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot open ", path));
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) {
-    return absl::DataLossError(absl::StrCat("cannot read ", path));
-  }
-  return ParseTrace(text, path, max_rows);
+  const absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return text.status();
+  return ParseTrace(*text, path, max_rows);
 }
 
 }  // namespace tandem::bench

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -10,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/chat/chat.h"
 #include "common/error.h"
+#include "common/read_file.h"
 #include "common/utf8.h"
 
 namespace tandem::chat {
@@ -28,15 +28,6 @@ constexpr const char* kHelp =
 A line that ends with \ goes on in the next; """ opens and ends several lines.
 Ctrl-C stops an answer, or gives up a line.
 )";
-
-// The file's content, or why not.
-absl::StatusOr<std::string> ReadAll(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) {
-    return absl::NotFoundError(absl::StrCat("cannot read '", path, "'"));
-  }
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 absl::Status WriteAll(const std::string& path, const std::string& text) {
   std::ofstream file(path);
@@ -109,7 +100,7 @@ bool ChatSession::HandleCommand(const std::string& line) {
     } else if (name == "/save") {
       Tell(WriteAll(rest, conversation_.ToJson()));
     } else {
-      const absl::StatusOr<std::string> text = ReadAll(rest);
+      const absl::StatusOr<std::string> text = ReadFile(rest);
       const absl::Status status =
           text.ok() ? conversation_.FromJson(*text) : text.status();
       Tell(status.ok() ? status : Annotate(status, rest));

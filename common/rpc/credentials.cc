@@ -9,11 +9,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -22,6 +18,7 @@
 #include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
+#include "common/read_file.h"
 #include "common/rpc/certificate.h"
 
 namespace tandem::rpc {
@@ -31,15 +28,13 @@ absl::StatusOr<std::string> ReadPem(std::string_view flag,
                                     const std::string& path,
                                     std::string_view marker) {
   if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_FILE",
-                     absl::StrCat(std::string(flag), ": cannot read ", path,
-                                  ": ", std::strerror(errno)));
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "TLS_FILE",
+        absl::StrCat(std::string(flag), ": ", text.status().message()));
   }
-  std::string text((std::istreambuf_iterator<char>(file)),
-                   std::istreambuf_iterator<char>());
-  if (text.find(marker) == std::string::npos) {
+  if (text->find(marker) == std::string::npos) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "TLS_FILE",
         absl::StrCat(std::string(flag), ": ", path, " holds no PEM block '",

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -16,6 +14,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "common/error.h"
+#include "common/read_file.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
 #include "common/version.h"
@@ -60,14 +59,16 @@ absl::Status ReadEndpoint(absl::string_view source, absl::string_view url,
   if (tls) {
     std::string path = Environment("OTEL_EXPORTER_OTLP_CERTIFICATE");
     if (path.empty()) path = kSystemRoots;
-    std::ifstream file(path, std::ios::binary);
-    options->tls.ca.assign(std::istreambuf_iterator<char>(file), {});
-    if (options->tls.ca.empty()) {
-      return Wrong(source, url,
-                   absl::StrCat("needs certificates, and ", path,
-                                " cannot be read (set "
-                                "OTEL_EXPORTER_OTLP_CERTIFICATE)"));
+    absl::StatusOr<std::string> roots = ReadFile(path);
+    if (!roots.ok() || roots->empty()) {
+      return Wrong(
+          source, url,
+          absl::StrCat("needs certificates: ",
+                       roots.ok() ? absl::StrCat(path, " is empty")
+                                  : std::string(roots.status().message()),
+                       " (set OTEL_EXPORTER_OTLP_CERTIFICATE)"));
     }
+    options->tls.ca = *std::move(roots);
   }
   options->address = std::string(rest);
   return absl::OkStatus();

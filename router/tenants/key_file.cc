@@ -5,9 +5,6 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -17,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "common/check.h"
 #include "common/error.h"
+#include "common/read_file.h"
 
 namespace tandem::router {
 namespace {
@@ -219,17 +217,12 @@ absl::StatusOr<KeyFile> ParseKeyFile(std::string_view text) {
 }
 
 absl::StatusOr<KeyFile> ReadKeyFile(const std::string& path) {
-  errno = 0;
-  std::ifstream stream(path, std::ios::binary);
-  std::string text(kMaxKeyFileBytes + 1, '\0');
-  if (stream) stream.read(text.data(), static_cast<int64_t>(text.size()));
-  if (!stream.is_open() || stream.bad() || (stream.fail() && !stream.eof())) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "API_KEYS_FILE",
-        absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  const absl::StatusOr<std::string> text = ReadFile(path, kMaxKeyFileBytes);
+  if (!text.ok()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "API_KEYS_FILE",
+                     text.status().message());
   }
-  text.resize(static_cast<size_t>(stream.gcount()));
-  absl::StatusOr<KeyFile> file = ParseKeyFile(text);
+  absl::StatusOr<KeyFile> file = ParseKeyFile(*text);
   if (!file.ok()) return Annotate(file.status(), path);
   return file;
 }
