@@ -3,6 +3,8 @@
 // share belong to that thread, so nothing here is locked but the start.
 #include "common/http/server.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 
 #include <boost/asio/ip/tcp.hpp>
@@ -26,6 +28,11 @@ using http_internal::Session;
 using tcp = asio::ip::tcp;
 
 constexpr auto kGracePoll = std::chrono::milliseconds(5);
+
+// Of what a socket has taken and not sent, so that a peer that reads slowly is
+// seen to read: a socket asks for more only when a third of its buffer, which
+// grows to megabytes, is free.
+constexpr int kMostUnsent = 64 << 10;
 
 }  // namespace
 
@@ -151,6 +158,8 @@ class HttpServer::Impl {
       }
       beast::error_code ignored;  // tokens are small, and wanted now
       socket.set_option(tcp::no_delay(true), ignored);
+      setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+                 &kMostUnsent, sizeof(kMostUnsent));
       auto session = std::make_shared<Session>(std::move(socket), state_.get());
       if (HasTooMany(session->peer()) || (IsFull() && !state_->MakeRoom())) {
         session->RefuseConnection();

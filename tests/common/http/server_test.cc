@@ -276,6 +276,26 @@ TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
   }));
 }
 
+// A buffer that a fast start has made large says nothing for long while it
+// empties.
+TEST_F(HttpServerTest, APeerThatBecomesSlowGetsAllOfAnAnswer) {
+  const size_t bytes = 24 << 20;
+  EXPECT_TRUE(WithSomePatience([&](std::chrono::milliseconds patience) {
+    HttpServer server({.idle_timeout = absl::FromChrono(patience)});
+    server.Handle("GET", "/much", [&](const HttpRequest&) {
+      return HttpResponse{.body = std::string(bytes, 'x')};
+    });
+    if (!server.Start().ok()) return false;
+    Socket socket;
+    const int window = 64 << 10;
+    setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &window, sizeof(window));
+    socket.Connect(server.port());
+    socket.Send("GET /much HTTP/1.1\r\nConnection: close\r\n\r\n");
+    const size_t fast = socket.Take(bytes / 2);
+    return fast + socket.TakeSlowly(12 * (96 << 10), patience) > bytes;
+  }));
+}
+
 TEST_F(HttpServerTest, ConnectionsOfAPeerBeyondItsLimitAreRefusedUntilOneGoes) {
   StartServer({.max_connections = 4, .max_connections_per_peer = 3});
   const std::string request = "GET /health HTTP/1.1\r\n\r\n";
