@@ -39,7 +39,10 @@ sigset_t StopSignals() {
 SignalWatcher::SignalWatcher() {
   const sigset_t set = StopSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // Writes that fail say so themselves: to a peer that is gone, and to a file
+  // beyond the limit of its size.
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);
   signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
   stop_fd_ = eventfd(0, EFD_CLOEXEC);
   // Without descriptors at the very start nothing else would work either.
@@ -109,6 +112,7 @@ void ResetSignalsInChild() {
   // pthread_sigmask is the same call.
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
+  ::signal(SIGXFSZ, SIG_DFL);
 }
 
 void DieWithParent(pid_t parent) {

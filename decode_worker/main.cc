@@ -15,7 +15,7 @@ namespace tandem::decode_worker {
 namespace {
 
 struct Flags {
-  int max_calls = 256;
+  int max_calls = 0;
   double admission_factor = 0.95;
   absl::Duration stall_limit = absl::Seconds(30);
 };
@@ -101,7 +101,12 @@ class DecodeRole final : public worker::Role {
                                    : 0;
     options.offload = context.parts.offload.get();
     options.receiver = MakeReceiverOptions(context);
-    options.max_calls = flags.max_calls;
+    if (flags.max_calls > 0) {
+      options.max_calls = flags.max_calls;
+    } else {
+      options.max_calls =
+          std::max(options.max_calls, context.flags.max_num_seqs);
+    }
     options.kv_cache = context.flags.kv_cache == "on";
     options.admission_factor = flags.admission_factor;
     options.stall_limit = flags.stall_limit;
@@ -131,7 +136,9 @@ int main(int argc, char** argv) {
   spec.add_flags = [](CommandLine* line) {
     line->Group("Admission");
     line->AddInt("max-requests", &decode_worker::flags.max_calls,
-                 "Sequences admitted at once", {1, 65536});
+                 "Sequences admitted at once; 0: 256, or --max-num-seqs where "
+                 "that is more",
+                 {0, 65536});
     line->Add("admission-factor", &decode_worker::flags.admission_factor,
               "Share of the KV blocks that may be in use or promised", 0.05,
               16);

@@ -268,6 +268,11 @@ absl::Status StartOffload(const WorkerFlags& flags, Loop* loop,
   return absl::OkStatus();
 }
 
+std::string ModelName(const WorkerFlags& flags) {
+  return !flags.served_model_name.empty() ? flags.served_model_name
+                                          : DirectoryName(flags.model_dir);
+}
+
 v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
                           const WorkerParts& parts) {
   v1::WorkerHello hello;
@@ -280,9 +285,7 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.mutable_worker()->set_incarnation(parts.incarnation);
   hello.mutable_worker()->set_shared_decode(role == v1::WORKER_ROLE_DECODE);
   hello.set_role(role);
-  hello.set_model(!flags.served_model_name.empty()
-                      ? flags.served_model_name
-                      : DirectoryName(flags.model_dir));
+  hello.set_model(ModelName(flags));
   for (const auto& [name, value] : parts.fingerprint) {
     (*hello.mutable_fingerprint())[name] = value;
   }
@@ -465,8 +468,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
   LogWeights(*parts.model);
-  absl::StatusOr<LoadedAdapters> adapters =
-      LoadAdapters(flags.adapters, *spec, parts.backend.get());
+  absl::StatusOr<LoadedAdapters> adapters = LoadAdapters(
+      flags.adapters, ModelName(flags), *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
   parts.adapters = *std::move(adapters);
   absl::StatusOr<std::unique_ptr<TextGrammars>> grammars = TextGrammars::Load(

@@ -29,6 +29,7 @@ absl::StatusOr<int> SlotsFor(const AdapterFlags& flags) {
 }  // namespace
 
 absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
+                                            const std::string& model_name,
                                             const engine::ModelSpec& spec,
                                             kernels::Backend* backend) {
   LoadedAdapters loaded;
@@ -46,6 +47,12 @@ absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
     if (equals == module.npos) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--lora-modules is '", module, "', expected NAME=DIRECTORY"));
+    }
+    if (module.substr(0, equals) == model_name) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--lora-modules: '", model_name,
+                       "' is the model's own name; requests could not ask for "
+                       "both"));
     }
     const absl::StatusOr<engine::LoraAdapter> adapter = engine::ReadLoraAdapter(
         module.substr(equals + 1), spec, loaded.slots->layout());

@@ -40,6 +40,7 @@ struct LoadedAdapters {
 // Reads the modules and puts them on the device, which keeps room for
 // `max_loras` with `max_rank` each. Errors name the flag or the file.
 absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
+                                            const std::string& model_name,
                                             const engine::ModelSpec& spec,
                                             kernels::Backend* backend);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/process.h"
 
+#include <algorithm>
 #include <future>
 #include <optional>
 #include <utility>
@@ -181,6 +182,22 @@ absl::StatusOr<std::vector<Endpoint>> ParseRouters(
   return endpoints;
 }
 
+// An address that is every machine's own leads a router on another one nowhere.
+absl::Status CheckAdvertised(const WorkerFlags& flags,
+                             const std::vector<Endpoint>& routers) {
+  const bool is_any = flags.host == "0.0.0.0" || flags.host == "::";
+  if (!is_any || !flags.advertise_host.empty() ||
+      std::all_of(routers.begin(), routers.end(), [](const Endpoint& one) {
+        return rpc::OnLoopback(one.host);
+      })) {
+    return absl::OkStatus();
+  }
+  return UsageError(
+      absl::StrCat("--host is ", flags.host,
+                   ", and routers and other workers need this machine's own "
+                   "name or address: give it as --advertise-host"));
+}
+
 // One worker process, from bring-up to the end of its drain. Members in order
 // of construction; the loop stops before what its tasks use goes away.
 class Process {
@@ -270,6 +287,8 @@ absl::Status Process::Start() {
   absl::StatusOr<std::vector<Endpoint>> routers =
       ParseRouters(flags_.worker.routers);
   if (!routers.ok()) return routers.status();
+  status = CheckAdvertised(flags_.worker, *routers);
+  if (!status.ok()) return status;
   auto tls = rpc::ClusterCredentials::Load(
       flags_.tls,
       spec_.role == v1::WORKER_ROLE_PREFILL ? rpc::PeerRole::kPrefill

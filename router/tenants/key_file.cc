@@ -220,7 +220,7 @@ absl::StatusOr<KeyFile> ReadKeyFile(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path, kMaxKeyFileBytes);
   if (!text.ok()) {
     return MakeError(absl::StatusCode::kInvalidArgument, "API_KEYS_FILE",
-                     text.status().message());
+                     std::string(text.status().message()));
   }
   absl::StatusOr<KeyFile> file = ParseKeyFile(*text);
   if (!file.ok()) return Annotate(file.status(), path);

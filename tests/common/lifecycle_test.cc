@@ -84,6 +84,16 @@ TEST(LifecycleTest, AServerMayHaveAsManyDescriptorsAsTheSystemAllows) {
             0);
 }
 
+TEST(SignalWatcherTest, WritesThatFailEndNothing) {
+  EXPECT_EQ(InChild([] {
+              SignalWatcher signals;
+              kill(getpid(), SIGPIPE);
+              kill(getpid(), SIGXFSZ);
+              return signals.ExitCode(kExitOk);
+            }),
+            0);
+}
+
 // Takes connections, up to its backlog, but nobody answers them.
 struct Listener {
   Listener() {

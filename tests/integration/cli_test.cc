@@ -533,6 +533,35 @@ TEST(CliTest, PlaintextBeyondLoopbackMustBeAllowed) {
   }
 }
 
+TEST(CliTest, AWorkerOnEveryAddressMustSayItsOwn) {
+  const std::string decode = Cluster::BinaryPath(
+      "tandem-decode /no/such/model --allow-plaintext --host 0.0.0.0 "
+      "--router ");
+  const Result refused = Shell(decode + "192.0.2.1:1 2>&1");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("--advertise-host"));
+  for (const char* const more :
+       {"192.0.2.1:1 --advertise-host 192.0.2.2", "127.0.0.1:1"}) {
+    const Result taken = Shell(decode + more + " 2>&1");
+    EXPECT_EQ(taken.code, 1) << taken.output;
+    EXPECT_THAT(taken.output, HasSubstr("/no/such/model"));
+  }
+}
+
+TEST(CliTest, ADirectoryInPlaceOfAFileIsSaid) {
+  const std::string folder = ::testing::TempDir();
+  for (const std::string& command :
+       {"generate hi --json-schema-file " + folder,
+        "status --tls-ca " + folder + " --tls-cert " + folder + " --tls-key " +
+            folder,
+        "bench --trace " + folder, "keys new anna --api-keys-file " + folder}) {
+    const Result result = Shell(Tandem(command + " 2>&1"));
+    EXPECT_THAT(result.code, ::testing::AnyOf(1, 2))
+        << command << ": " << result.output;
+    EXPECT_THAT(result.output, HasSubstr("Is a directory")) << command;
+  }
+}
+
 TEST(CliTest, GoldensComeOutOfGenerateJson) {
   const char* const data = std::getenv("TANDEM_TEST_DATA");
   if (data == nullptr) GTEST_SKIP() << "TANDEM_TEST_DATA is not set";
