@@ -71,8 +71,8 @@ absl::Status CheckHost(const HostMemory& host, int64_t cache_bytes) {
       "the KV cache takes ", cache_bytes, " bytes, and of the ",
       host.limit_bytes, " that this machine or its control group allows ",
       Left(host),
-      " are left: lower --kv-cache-memory-bytes, --num-kv-blocks "
-      "or --kv-offload-bytes"));
+      " are left: lower --kv-cache-memory-bytes, --num-kv-blocks, "
+      "--kv-offload-bytes or --max-model-len"));
 }
 
 }  // namespace
@@ -166,11 +166,15 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
       return needed_for(positions) <= fits;
     });
     if (flags.max_model_len > 0 || longest < flags.block_size) {
+      // More than there is helps nobody to ask for.
+      const int64_t wanted = block_bytes * needed_blocks + draft_bytes;
+      if (!gpu.has_value() && wanted > Left(host)) {
+        return CheckHost(host, wanted);
+      }
       return absl::InvalidArgumentError(absl::StrCat(
           "the KV cache holds ", fits, " tokens, less than one sequence of ",
           plan.max_model_len, ": ",
-          Advice(flags, gpu.has_value(),
-                 block_bytes * needed_blocks + draft_bytes, longest)));
+          Advice(flags, gpu.has_value(), wanted, longest)));
     }
     plan.max_model_len = longest;
   }
