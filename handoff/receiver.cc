@@ -90,9 +90,11 @@ std::string Receiver::Impl::IssueTicket(const Attempt& attempt,
     state->expiry.Start(lifetime, [this, serial = state->serial] {
       State* expired = Find(serial);
       if (expired == nullptr) return;
-      Fail(expired,
-           absl::DeadlineExceededError("the handoff ticket's time is over"), "",
-           Tell::kDead);
+      const Attempt over = expired->attempt;
+      const absl::Status why =
+          absl::DeadlineExceededError("the handoff ticket's time is over");
+      EndAttempt(over, why);
+      delegate_->OnFailed(over, why, "");
     });
     by_attempt_[attempt] = state->serial;
     states_[state->serial] = std::move(state);
@@ -117,8 +119,12 @@ void Receiver::Impl::EndAttempt(const Attempt& attempt,
                                 const absl::Status& why) {
   State* state = Find(attempt);
   if (state == nullptr) return;
-  const absl::Status status =
+  absl::Status status =
       why.ok() ? absl::CancelledError("the attempt was ended") : why;
+  // Its own time is over; the sender takes DEADLINE_EXCEEDED for a stall.
+  if (absl::IsDeadlineExceeded(status)) {
+    status = absl::CancelledError(status.message());
+  }
   ++counters_.ways[state->way].cancelled;
   Link* link = state->link;
   Remove(state, status);
@@ -381,6 +387,9 @@ void Receiver::Impl::OnDigest(Serial serial, kernels::KvDigest digest) {
   const absl::Status status = delegate_->OnCommit(attempt, first);
   if (status.ok()) {
     ++counters_.ways[way].committed;
+  } else if (absl::IsCancelled(status)) {
+    ++counters_.ways[way].cancelled;
+    outcomes_[attempt] = status;
   } else {
     CountFailed(FindLink(link_serial), way, StageName(Phase::kDigesting),
                 status);

@@ -529,7 +529,12 @@ void Sender::Impl::CountFailed(const State& state, const absl::Status& status) {
 
 void Sender::Impl::Fail(State* state, const absl::Status& status,
                         const std::string& failed_way) {
-  CountFailed(*state, status);
+  // The receiver's word, who may hear of the request's end first.
+  if (absl::IsCancelled(status)) {
+    ++counters_.ways[state->way].cancelled;
+  } else {
+    CountFailed(*state, status);
+  }
   const Attempt attempt = state->attempt;
   Link* link = state->link;
   Remove(state);

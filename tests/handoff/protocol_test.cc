@@ -247,14 +247,26 @@ TEST(Handoff, AStallWithinATransferFailsInOneBudgetAndNamesTheWay) {
   }
 }
 
+// At both ends: nothing failed that anybody should look after.
+void ExpectOneCancelled(World& world) {
+  for (const HandoffCounters& counters :
+       {world.sender().counters(), world.receiver->counters()}) {
+    EXPECT_EQ(counters.ways.at("grpc").cancelled, 1);
+    EXPECT_EQ(counters.ways.at("grpc").failed, 0);
+    EXPECT_TRUE(counters.ways.at("grpc").failed_in.empty());
+  }
+}
+
 TEST(Handoff, ATicketEndsWithItsTime) {
   World world({});
   world.decode.verdict = Verdict::kWait;
   world.Offer(1, 16);
   world.loop.RunFor(absl::Seconds(61));
   EXPECT_EQ(world.decode.seen[1].failed, 1);
-  EXPECT_EQ(world.prefill().side.seen[1].status.code(),
+  EXPECT_EQ(world.decode.seen[1].status.code(),
             absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
+  ExpectOneCancelled(world);
   world.ExpectBaseline();
 }
 
@@ -603,6 +615,7 @@ TEST(Handoff, ACommitThatTheWorkerDeclinesFailsTheSender) {
   EXPECT_EQ(world.prefill().side.seen[1].failed, 1);
   EXPECT_EQ(world.prefill().side.seen[1].status.code(),
             absl::StatusCode::kCancelled);
+  ExpectOneCancelled(world);
   world.ExpectBaseline();
 }
 
@@ -689,12 +702,45 @@ TEST(Handoff, WhatIsNotNeededAnyMoreHasNotFailed) {
   world.prefill().side.seen[1].cancelled = true;
   world.loop.RunFor(absl::Seconds(1));
   EXPECT_EQ(world.decode.seen[1].failed, 1);  // the worker's attempt is over
-  for (const HandoffCounters& counters :
-       {world.sender().counters(), world.receiver->counters()}) {
-    EXPECT_EQ(counters.ways.at("grpc").cancelled, 1);
-    EXPECT_EQ(counters.ways.at("grpc").failed, 0);
-  }
+  ExpectOneCancelled(world);
   world.ExpectBaseline();
+}
+
+// The decode worker may be heard first: on the link, before the prefill
+// worker's own call ends.
+TEST(Handoff, WhatEndsWithItsRequestHasNotFailed) {
+  for (const absl::Status& why :
+       {absl::CancelledError("stream dropped"),
+        absl::DeadlineExceededError("the request's deadline passed")}) {
+    for (const bool commits : {false, true}) {
+      World world({});
+      const Attempt attempt = world.Offer(1, 16);
+      world.loop.RunFor(absl::Milliseconds(10));
+      if (commits) {
+        // The commit crosses the end, and is answered with it.
+        world.prefill().pair->Stall(true);
+        world.Finish(attempt, 16);
+      }
+      world.receiver->EndAttempt(attempt, why);
+      world.prefill().pair->Stall(false);
+      world.loop.RunFor(absl::Seconds(1));
+      EXPECT_EQ(world.prefill().side.seen[1].failed, 1) << why;
+      EXPECT_EQ(world.decode.seen[1].committed, 0);
+      ExpectOneCancelled(world);
+      world.ExpectBaseline();
+    }
+  }
+}
+
+TEST(Handoff, WhatIsRevokedHasFailed) {
+  World world({});
+  const Attempt attempt = world.Offer(1, 16);
+  world.loop.RunFor(absl::Milliseconds(10));
+  world.receiver->EndAttempt(attempt,
+                             absl::ResourceExhaustedError("blocks are short"));
+  world.loop.RunFor(absl::Seconds(1));
+  EXPECT_EQ(world.sender().counters().ways.at("grpc").failed, 1);
+  EXPECT_EQ(world.sender().counters().ways.at("grpc").cancelled, 0);
 }
 
 TEST(Handoff, ACommitWithoutAllThatIsWantedFailsBeforeItIsSent) {
