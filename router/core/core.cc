@@ -338,6 +338,14 @@ void RouterCore::OnVoided(const v1::WorkerRef& old) {
   for (Request* request : All()) request->OnVoided(old);
 }
 
+void RouterCore::OnRegistered(const Worker& worker) {
+  expected_.Forget();
+  const std::string& incarnation = worker.hello.worker().incarnation();
+  quarantine_.Acquit(incarnation);
+  for (const auto& [id, request] : requests_) request->Acquit(incarnation);
+  adapter_control_.OnRegistered(worker);
+}
+
 void RouterCore::OnClusterEvent(const ClusterEvent& event) {
   using Kind = ClusterEvent::Kind;
   using flight::Event;

@@ -122,11 +122,7 @@ class RouterCore : private RegistryListener,
     Pump();
   }
   void OnVoided(const v1::WorkerRef& old) override;
-  void OnRegistered(const Worker& worker) override {
-    expected_.Forget();
-    quarantine_.Acquit(worker.hello.worker().incarnation());
-    adapter_control_.OnRegistered(worker);
-  }
+  void OnRegistered(const Worker& worker) override;
   void OnLost(const std::string& worker_id) override {
     adapter_control_.OnLost(worker_id);
   }

@@ -231,11 +231,22 @@ void Request::AwaitProofOfLife(const v1::WorkerRef& worker, absl::Time end,
                      });
 }
 
+// One process crashes once, however many calls break with it; and the first may
+// have been acquitted while the second was judged.
 bool Request::BothCrashed(const v1::WorkerRef& second) {
   if (!Crashed(second)) return false;
-  if (Crashed(*crashed_in_)) return true;
+  const bool same = crashed_in_ &&
+                    crashed_in_->worker_id() == second.worker_id() &&
+                    crashed_in_->incarnation() == second.incarnation();
+  if (crashed_in_ && !same && Crashed(*crashed_in_)) return true;
   NoteCrash(second);
   return false;
+}
+
+void Request::Acquit(const std::string& incarnation) {
+  if (crashed_in_ && crashed_in_->incarnation() == incarnation) {
+    crashed_in_.reset();
+  }
 }
 
 void Request::NoteCrash(const v1::WorkerRef& worker) {

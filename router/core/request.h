@@ -140,6 +140,8 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   void Fail(const absl::Status& status);
   // An incarnation has ended, its calls with it.
   void OnVoided(const v1::WorkerRef& worker);
+  // A process that registers did not crash.
+  void Acquit(const std::string& incarnation);
   // Every beat: says that this router is there, and judges silence
   // unless this router was silent itself.
   void Tick(bool judge);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
@@ -16,7 +17,10 @@
 namespace tandem::router {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::Not;
+using ::testing::StartsWith;
 using SuspectsTest = CoreTest;
 
 TEST_F(SuspectsTest, TwoCrashesWithoutATokenEndASuspect) {
@@ -57,6 +61,71 @@ TEST_F(SuspectsTest, ASuspectIsAcquittedByAWorkerThatComesBackLate) {
   EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "SUSPECT");
   w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL));
   EXPECT_TRUE(w.Submit(World::Ask())->open);
+}
+
+// d0 is lost, is there again as it was, and is lost for good before it gave a
+// token: that is one crash.
+void ExpectRetryOfTwoLosses(CoreTest& test, bool registers_before_break) {
+  World& w = test.w;
+  ClientPipe* client = test.Decoding();
+  LeasePipe* again = nullptr;
+  test.Crash(test.decode_lease);
+  if (registers_before_break) again = w.Decode("d0");
+  w.decodes[0].Break(CoreTest::Gone());
+  w.Settle();
+  if (!registers_before_break) again = w.Decode("d0");
+  w.RunFor(absl::Seconds(3));
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_EQ(w.decodes[1].sent[0].open().suspect(), registers_before_break);
+  w.PrefillAndCommit(1, kPrompt + 3, 4);
+  test.Crash(again);
+  w.decodes[1].Break(CoreTest::Gone());
+  w.Decode("d1");
+  w.RunFor(absl::Seconds(1));
+  ASSERT_EQ(w.decodes.size(), 3u);
+  EXPECT_THAT(w.told, Not(Contains(StartsWith("suspect"))));
+  w.PrefillAndCommit(1, kPrompt + 4, 5);
+  test.FinishTo8(kPrompt + 5, {6, 7, 8});
+  EXPECT_THAT(World::Ids(*client), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+}
+
+TEST_F(SuspectsTest, ACrashBehindAProofOfLifeIsTheFirst) {
+  ExpectRetryOfTwoLosses(*this, /*registers_before_break=*/false);
+}
+
+TEST_F(SuspectsTest, OneProcessCrashesOnce) {
+  ExpectRetryOfTwoLosses(*this, /*registers_before_break=*/true);
+}
+
+// The first of two comes back, and is lost again, before the second's verdict.
+TEST_F(SuspectsTest, WhoComesBackAndIsLostAgainIsNotHeldAgainstTheSecond) {
+  ClientPipe* client = LosingTwo();
+  Crash(w.Decode(w.decode_ids[0]));
+  w.RunFor(absl::Seconds(11));
+  EXPECT_TRUE(client->open);
+  EXPECT_THAT(w.told, Not(Contains(StartsWith("suspect"))));
+}
+
+// Each takes the lease over from the other, and voids its calls.
+TEST_F(SuspectsTest, TwoProcessesOfOneNameDidNotCrash) {
+  v1::WorkerHello other = World::Hello("d0", v1::WORKER_ROLE_DECODE, '2');
+  other.set_max_model_len(8);  // the request goes to the first alone
+  AdmittedRequest ask = World::Ask();
+  ask.effective.placement = v1::PLACEMENT_LOCAL;
+  ClientPipe* client = w.Submit(std::move(ask));
+  for (size_t calls = 1; calls <= 2; ++calls) {
+    ASSERT_EQ(w.decodes.size(), calls);
+    if (w.decodes.back().sent[0].open().has_prefill_worker()) {
+      w.PrefillAndCommit(1, kPrompt, 1);  // it is held to be a suspect
+    } else {
+      w.decodes.back().Say(World::Opened(1, ""));
+    }
+    w.Register(other);
+    w.Decode("d0");
+    w.Settle();
+  }
+  EXPECT_TRUE(client->open);
+  EXPECT_THAT(w.told, Not(Contains(StartsWith("suspect"))));
 }
 
 TEST_F(SuspectsTest, TwoNewIncarnationsProveTheCrashes) {
