@@ -582,11 +582,10 @@ void Request::ArmDeadline() {
   }
   deadline_timer_.Start(deadline_ - now, [this] {
     if (phase_ == Phase::kEnding) return;
-    Fail(
-        MakeError(absl::StatusCode::kDeadlineExceeded, "DEADLINE",
-                  absl::StrCat("not done within ",
-                               absl::FormatDuration(deadline_ - admitted_),
-                               ", in phase ", std::string(PhaseName(phase_)))));
+    Fail(MakeError(
+        absl::StatusCode::kDeadlineExceeded, "DEADLINE",
+        absl::StrCat("not done within ", absl::FormatDuration(told_deadline_),
+                     ", in phase ", std::string(PhaseName(phase_)))));
   });
 }
 

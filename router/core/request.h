@@ -52,7 +52,10 @@ namespace tandem::router {
 struct AdmittedRequest {
   EffectiveRequest effective;  // FitToContext done
   std::vector<int32_t> prompt;
-  absl::Duration deadline;           // from `since`; zero: the default
+  absl::Duration deadline;  // from `since`; zero: the default
+  // What is told of it, where part of the time was over before this sequence of
+  // the request began.
+  std::optional<absl::Duration> whole_deadline;
   uint32_t sequence_index = 0;       // of a request for several; see sampling.n
   std::shared_ptr<Binding> binding;  // of those; null: it is alone
   Api api = Api::kGrpc;
@@ -348,6 +351,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   // Times, on the loop's clock.
   const absl::Time admitted_;
   const absl::Time deadline_;
+  const absl::Duration told_deadline_;  // in words: of the whole request
   absl::Time waiting_since_;  // for room on a decode worker, refusals included
   bool waiting_ = true;
   absl::Time asked_since_;        // the decode worker, to open an attempt

@@ -92,6 +92,7 @@ void SequenceGroup::StartPart(int index) {
   if (index > 0) {
     const absl::Duration spent = loop_->Now() - begun_;
     admitted.since.reset();  // its own times count from now
+    admitted.whole_deadline = admitted.deadline;
     admitted.deadline =
         std::max(admitted.deadline - spent, absl::Milliseconds(1));
     if (admitted.effective.max_time) {

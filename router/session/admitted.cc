@@ -255,8 +255,9 @@ absl::Status FromEntry(const v1::SessionStatus& entry) {
 }
 
 v1::SessionSubmit ToEntry(const AdmittedRequest& admitted) {
-  const auto& [effective, prompt, deadline, sequence_index, binding, api,
-               id_from_header, since, ended, trace, tenant, charge] = admitted;
+  const auto& [effective, prompt, deadline, whole_deadline, sequence_index,
+               binding, api, id_from_header, since, ended, trace, tenant,
+               charge] = admitted;
   v1::SessionSubmit entry;
   ToEntry(effective, &entry);
   Copy(prompt, entry.mutable_prompt());

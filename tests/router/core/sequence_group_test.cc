@@ -104,6 +104,23 @@ TEST_F(SequenceGroupTest, OthersFollowOnceThePromptIsThereAndStreamTogether) {
   EXPECT_TRUE(w.core->idle());
 }
 
+// A sequence that began later has less time, and names the request's.
+TEST_F(SequenceGroupTest, ADeadlineIsToldAsItWasAskedFor) {
+  AdmittedRequest admitted = World::Ask();
+  admitted.deadline = absl::Seconds(2);
+  admitted.effective.sampling.set_n(2);
+  admitted.effective.sampling.set_best_of(2);
+  ClientPipe* const client = w.Submit(std::move(admitted));
+  w.RunFor(absl::Seconds(1));
+  Begin(0, 1);
+  Token(0, kPrompt + 1, 2);
+  End(0);
+  Begin(1, 3);
+  w.RunFor(absl::Seconds(1));
+  EXPECT_EQ(ErrorReason(client->status), "DEADLINE");
+  EXPECT_THAT(std::string(client->status.message()), HasSubstr("within 2s,"));
+}
+
 // What may be a call of a tool is held back, and is nobody else's wait.
 TEST_F(SequenceGroupTest, HeldTextOfTheFirstKeepsNobodyWaiting) {
   AdmittedRequest admitted = World::Ask();
