@@ -27,7 +27,9 @@ Output::Output(const EffectiveRequest& request,
       client_(client),
       index_(index),
       stops_({request.stopping.stop().begin(), request.stopping.stop().end()},
-             request.stopping.include_stop_str_in_output()) {
+             request.stopping.include_stop_str_in_output()),
+      constrained_(request.structured &&
+                   (!request.reasoning || request.reasoning->content_first)) {
   if (request.reasoning) reasoning_.emplace(*request.reasoning);
   if (request.output.text() && codec != nullptr) {
     text_ = codec->NewStream(prompt, request.output.skip_special_tokens());
@@ -94,12 +96,17 @@ void Output::Echo() {
 }
 
 bool Output::EndsSequence(int32_t token_id, int nth) const {
-  return nth > request_.stopping.min_tokens() &&
-         Contains(request_.end_token_ids, token_id);
+  if (!Contains(request_.end_token_ids, token_id)) return false;
+  // Drawn where only it may come, and a text that must match has none in it.
+  const bool whole = constrained_ && Contains(request_.model_end_ids, token_id);
+  return whole || nth > request_.stopping.min_tokens();
 }
 
 Output::Verdict Output::Add(const v1::Token& token) {
   const Verdict verdict = Take(token);
+  if (request_.reasoning && token.token_id() == request_.reasoning->end_id) {
+    constrained_ = request_.structured.has_value();
+  }
   held_.set_reasoning_tokens(reasoning_tokens());
   return verdict;
 }

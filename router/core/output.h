@@ -59,6 +59,8 @@ class Output {
 
   int tokens() const { return tokens_; }
   int reasoning_tokens() const;
+  // Whether it ends with `token_id`, its `nth` token and the last one added or
+  // the next: by itself, or because a text that must match is whole.
   bool EndsSequence(int32_t token_id, int nth) const;
 
  private:
@@ -85,8 +87,10 @@ class Output {
   std::unique_ptr<HarmonyOutput> harmony_;    // null: the text is no messages
   std::optional<ReasoningOutput> reasoning_;  // none: all is content
   std::unique_ptr<ToolCallOutput> calls_;     // null: none are looked for
-  v1::GenerateDelta delta_;                   // not sent yet
-  v1::GenerateDelta held_;  // what is known of held-back text's tokens
+  // What must match has begun: behind reasoning, where there is some.
+  bool constrained_;
+  v1::GenerateDelta delta_;  // not sent yet
+  v1::GenerateDelta held_;   // what is known of held-back text's tokens
   int tokens_ = 0;
   int stop_string_ = -1;
   int32_t end_token_ = -1;

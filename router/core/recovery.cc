@@ -355,12 +355,15 @@ bool Request::ComputedToTheEnd() {
     Finish(v1::FINISH_REASON_LENGTH);
     return true;
   }
-  if (output_.EndsSequence(output_tokens_.back(), count)) {
+  const bool full = count >= effective_.stopping.max_tokens();
+  // As the engine says it: where it is full a whole text has no say.
+  const bool may_stop = !full || count > effective_.stopping.min_tokens();
+  if (may_stop && output_.EndsSequence(output_tokens_.back(), count)) {
     DropLegs();
     Finish(v1::FINISH_REASON_STOP);
     return true;
   }
-  if (count >= effective_.stopping.max_tokens()) {
+  if (full) {
     DropLegs();
     Finish(v1::FINISH_REASON_LENGTH);
     return true;

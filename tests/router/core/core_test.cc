@@ -483,6 +483,32 @@ TEST_F(CoreTest, DecodeLostBehindItsLastTokenNeedsNoOther) {
   }
 }
 
+// As the workers that follow a grammar end it.
+TEST_F(CoreTest, DecodeLostBehindAnEndOfStructuredOutputNeedsNoOther) {
+  struct Case {
+    int min_tokens;
+    int max_tokens;
+    v1::FinishReason reason;
+  };
+  for (const Case& c : {Case{5, 8, v1::FINISH_REASON_STOP},
+                        Case{3, 3, v1::FINISH_REASON_LENGTH},
+                        Case{2, 3, v1::FINISH_REASON_STOP}}) {
+    AdmittedRequest ask = World::Ask({}, c.max_tokens);
+    ask.effective.structured.emplace().set_regex("(ab)?");
+    ask.effective.model_end_ids = {26};
+    ask.effective.stopping.set_min_tokens(c.min_tokens);
+    ClientPipe* client = w.Submit(std::move(ask));
+    w.PrefillAndCommit(1, kPrompt, 1);
+    w.decodes.back().Say(World::Tokens(kPrompt, {1, 2, 26}));
+    const size_t calls = w.decodes.size();
+    w.decodes.back().Break(absl::InternalError("lost"));
+    w.Settle();
+    EXPECT_EQ(w.decodes.size(), calls);
+    EXPECT_EQ(World::Reason(*client), c.reason);
+    EXPECT_EQ(World::Text(*client), "ab");
+  }
+}
+
 TEST_F(CoreTest, NewIncarnationVoidsTheOldOnesCalls) {
   ClientPipe* client = Decoding();
   w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, '2'));

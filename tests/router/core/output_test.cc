@@ -161,6 +161,53 @@ TEST(OutputTest, AnEndTokenEndsBehindMinTokensAndIsShownWhereAskedFor) {
   }
 }
 
+// The text that must match ends with it, whatever min_tokens says; what comes
+// before that text does not.
+TEST(OutputTest, AnEndOfStructuredOutputEndsWithinMinTokens) {
+  struct Case {
+    bool reasons;
+    bool content_first;
+    std::vector<int>
+        ids;  // 3 ends, 4 is another id that stops, 2 ends reasoning
+    std::string told;
+    bool ends;
+  };
+  for (const Case& c :
+       std::vector<Case>{{false, false, {3}, "STOP", true},
+                         {false, false, {0, 3}, "a/0 STOP", true},
+                         {false, false, {0, 4}, "as/0 STOP", false},
+                         {true, true, {3}, "STOP", true},
+                         {true, false, {0, 3}, "/0 STOP", false},
+                         {true, false, {0, 2, 1, 3}, "b/0 STOP", true}}) {
+    EffectiveRequest request;
+    request.output.set_text(true);
+    request.stopping.set_min_tokens(5);
+    request.end_token_ids = {3, 4};
+    request.model_end_ids = {3};
+    request.structured.emplace().set_regex("(abc)?");
+    if (c.reasons) {
+      request.reasoning = ReasoningMarks{
+          .begin_id = 9, .end_id = 2, .content_first = c.content_first};
+    }
+    Pieces codec({"a", "b", "</think>", "<end>", "s"});
+    std::vector<v1::GenerateResponse> sent;
+    KeptEvents client(&sent);
+    Output output(request, {}, &codec, &client);
+    Output::Verdict last = Output::Verdict::kGoesOn;
+    for (const int id : c.ids) {
+      v1::Token token;
+      token.set_token_id(id);
+      last = output.Add(token);
+      EXPECT_EQ(output.EndsSequence(id, output.tokens()),
+                last == Output::Verdict::kEndToken);
+    }
+    EXPECT_EQ(last == Output::Verdict::kEndToken, c.ends) << c.told;
+    output.Finished(v1::FINISH_REASON_STOP);
+    EXPECT_EQ(DeltasOf(sent), c.told);
+    EXPECT_EQ(sent.back().finished().has_eos_token_id(), c.ends) << c.told;
+  }
+}
+
 TEST(OutputTest, ReasoningIsCountedWithoutText) {
   EffectiveRequest request;
   request.reasoning = ReasoningMarks{
