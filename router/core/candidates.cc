@@ -48,8 +48,13 @@ bool HoldsBeams(const Worker& worker, const Request& request) {
          worker.hello.num_blocks();
 }
 
+// Without a cache all at once, whatever the window is.
 bool HoldsPositions(const Worker& worker, const Request& request) {
-  return worker.hello.max_model_len() >= request.positions();
+  const v1::WorkerHello& hello = worker.hello;
+  const bool pool_holds =
+      !request.effective().no_kv_cache ||
+      int64_t{hello.num_blocks()} * hello.block_size() >= request.positions();
+  return pool_holds && hello.max_model_len() >= request.positions();
 }
 
 bool GivesSameResults(const Worker& worker, const Request& request) {

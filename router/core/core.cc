@@ -219,7 +219,9 @@ bool RouterCore::TryPlace(Request* request) {
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);
   if (pair.decode < 0) {
-    if (request->was_computed() || AnyHeeds(*request)) return false;
+    if (request->was_computed()) return false;
+    if (request->effective().no_kv_cache && NoPoolHolds(request)) return true;
+    if (AnyHeeds(*request)) return false;
     request->Fail(
         MakeError(absl::StatusCode::kUnavailable, "NO_WORKERS",
                   absl::StrCat("no decode worker knows all of ",
@@ -249,6 +251,19 @@ bool RouterCore::TryPlace(Request* request) {
   Dequeue(request);
   Count();
   request->Begin(choice, cached);
+  return true;
+}
+
+bool RouterCore::NoPoolHolds(Request* request) {
+  const KvRoom room = registry_.kv_room();
+  const int64_t most = int64_t{room.blocks} * room.block_size;
+  if (most == 0 || most >= request->positions()) return false;
+  request->Fail(
+      MakeError(absl::StatusCode::kInvalidArgument, "CONTEXT_LENGTH_EXCEEDED",
+                absl::StrCat("without a KV cache, prompt and max_tokens are "
+                             "together at most ",
+                             most, " tokens here, not ", request->positions()),
+                {{"field", "stopping.max_tokens"}}));
   return true;
 }
 

@@ -164,6 +164,8 @@ class RouterCore : private RegistryListener,
   // requests are being tried again that they would keep the cluster down.
   bool TooManyRetries(const Request& request);
   bool TryPlace(Request* request);
+  // Fails one that no decode worker's whole pool holds without a cache.
+  bool NoPoolHolds(Request* request);
   // Of a request that wants nothing but scores: a prefill worker alone.
   bool TryPlaceScoring(Request* request);
   void Enqueue(Request* request);

@@ -428,6 +428,29 @@ TEST(FeaturesTest, ABeamSearchGoesToAPoolThatHoldsIt) {
   }
 }
 
+// Without a cache a sequence holds all its blocks, whatever the window is.
+TEST(FeaturesTest, WithoutACacheARequestGoesToAPoolThatHoldsIt) {
+  for (const int large : {25, 24}) {  // 400 positions, in blocks of 16
+    World w;
+    w.Register(WithBlocks("small", 20));
+    w.Register(WithBlocks("large", large));
+    for (int i = 0; i < 6; ++i) {
+      AdmittedRequest admitted = WithoutCache();
+      admitted.effective.stopping.set_max_tokens(400 - kPrompt);
+      ClientPipe* const client = w.Submit(std::move(admitted));
+      if (large == 25) continue;
+      ASSERT_TRUE(client->dropped);
+      EXPECT_EQ(client->status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(ErrorReason(client->status), "CONTEXT_LENGTH_EXCEEDED");
+      EXPECT_EQ(ErrorMetadata(client->status)["field"], "stopping.max_tokens");
+      EXPECT_THAT(std::string(client->status.message()),
+                  HasSubstr("at most 384 tokens"));
+    }
+    EXPECT_EQ(w.decode_ids,
+              std::vector<std::string>(large == 25 ? 6 : 0, "large"));
+  }
+}
+
 // Its worker may be restarted; then it says what is missing, not that all are
 // busy.
 TEST(FeaturesTest, WhatWasComputedWaitsForARestartAndSaysForWhat) {
