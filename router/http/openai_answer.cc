@@ -302,6 +302,9 @@ std::string OpenAiAnswer::Finish() {
   json head = Head(/*chunk=*/false);
   head["usage"] = UsageOfAll();
   AddServing(&head);
+  if (return_token_ids_ && chat_) {
+    head["prompt_token_ids"] = prompts_.front().token_ids;
+  }
   std::string choices;
   for (size_t p = 0; p < prompts_.size(); ++p) {
     for (int i = 0; i < prompts_[p].sequences; ++i) {
@@ -416,7 +419,9 @@ std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {
   } else {
     whole["text"] = choice.text;
   }
-  if (return_token_ids_) whole["prompt_token_ids"] = state.token_ids;
+  if (return_token_ids_ && !chat_) {
+    whole["prompt_token_ids"] = state.token_ids;
+  }
   if (!wants_logprobs_) whole["logprobs"] = nullptr;
   std::string text = DumpJson(whole);
   if (return_token_ids_) {

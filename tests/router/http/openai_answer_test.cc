@@ -645,6 +645,21 @@ TEST(OpenAiAnswerTest, AStreamBeginsWithThePromptsTokenIds) {
   EXPECT_EQ(json::parse(begun[1])["choices"][0]["text"], "");
 }
 
+TEST(OpenAiAnswerTest, AWholeChatHasThePromptsTokenIdsOnce) {
+  OpenAiAnswer answer(ParseBody(true, R"({"messages": [{"role": "user"}],
+      "n": 2, "return_token_ids": true})"),
+                      "tales", 1700);
+  answer.Add(0, Event(kStarted));
+  answer.Add(0, Event("delta { index: 1 text: 'b' token_ids: [3, 4] }"));
+  answer.Add(0, Event(kDone));
+  const json body = json::parse(answer.Finish());
+  EXPECT_EQ(body["prompt_token_ids"], json({7, 8}));
+  for (const json& choice : body["choices"]) {
+    EXPECT_FALSE(choice.contains("prompt_token_ids"));
+  }
+  EXPECT_EQ(body["choices"][1]["token_ids"], json({3, 4}));
+}
+
 TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {
   OpenAiAnswer answer(ParseBody(false, R"({"prompt": "a", "stream": true,
       "attention": true, "stream_options": {"include_usage": true}})"),
