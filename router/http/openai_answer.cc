@@ -328,6 +328,11 @@ std::string OpenAiAnswer::Fail(const absl::Status& status) const {
 void OpenAiAnswer::AddServing(json* answer) const {
   const v1::GenerateDone& done = prompts_.front().done;
   (*answer)["timings"] = TimingsJson(done);
+  if (std::any_of(prompts_.begin(), prompts_.end(), [](const Prompt& prompt) {
+        return prompt.done.not_reproducible();
+      })) {
+    (*answer)["reproducible"] = false;
+  }
   // Of several prompts nobody could tell whose it is.
   if (prompts_.size() == 1 && done.has_work()) {
     (*answer)["work"] = WorkJson(done.work());

@@ -660,6 +660,28 @@ TEST(OpenAiAnswerTest, AWholeChatHasThePromptsTokenIdsOnce) {
   EXPECT_EQ(body["choices"][1]["token_ids"], json({3, 4}));
 }
 
+TEST(OpenAiAnswerTest, AnAnswerSaysWhereItCannotBeReproduced) {
+  for (const char* const more : {"", R"(, "stream": true,
+           "stream_options": {"include_usage": true})"}) {
+    for (const bool mixed : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(more, mixed ? " mixed" : ""));
+      OpenAiAnswer answer(
+          ParseBody(false, absl::StrCat(R"({"prompt": ["a", "b"])", more, "}")),
+          "tales", 1700);
+      answer.Add(0, Event(kStarted));
+      answer.Add(1, Event(kStarted));
+      answer.Add(0, Event(kDone));
+      // Any prompt's counts.
+      answer.Add(1, Event(mixed ? "done { not_reproducible: true }" : kDone));
+      const std::string end = answer.Finish();
+      const json body = json::parse(*more == '\0' ? end : Data(end).at(0));
+      EXPECT_TRUE(body.contains("timings"));
+      EXPECT_EQ(body.contains("reproducible"), mixed);
+      EXPECT_EQ(body.value("reproducible", true), !mixed);
+    }
+  }
+}
+
 TEST(OpenAiAnswerTest, AttentionComesWithItsTokensAndWorkWithTheUsage) {
   OpenAiAnswer answer(ParseBody(false, R"({"prompt": "a", "stream": true,
       "attention": true, "stream_options": {"include_usage": true}})"),
