@@ -138,7 +138,9 @@ void HttpFront::Register(HttpServer* server) {
                                               const HttpRequest&) const) {
     server->HandleLater(
         "POST", path, [this, answer](std::unique_ptr<HttpExchange> exchange) {
-          exchange->Answer((this->*answer)(exchange->request()));
+          HttpResponse response = (this->*answer)(exchange->request());
+          AddRateHeaders(exchange->request().caller, &response.headers);
+          exchange->Answer(std::move(response));
         });
   };
   text("/tokenize", &HttpFront::Tokenize);
@@ -230,12 +232,17 @@ std::optional<HttpResponse> HttpFront::RefuseWhenFull(
   const absl::Status room = intake_->HasRoom(Api::kHttp, http.caller, INT_MIN);
   if (room.ok()) return std::nullopt;
   HttpResponse response = ErrorResponse(room);
-  if (!http.caller.empty()) {
-    for (auto& header : intake_->RateHeaders(http.caller)) {
-      response.headers.push_back(std::move(header));
-    }
-  }
+  AddRateHeaders(http.caller, &response.headers);
   return response;
+}
+
+void HttpFront::AddRateHeaders(
+    const std::string& tenant,
+    std::vector<std::pair<std::string, std::string>>* headers) const {
+  if (tenant.empty()) return;
+  for (auto& header : intake_->RateHeaders(tenant)) {
+    headers->push_back(std::move(header));
+  }
 }
 
 absl::Status HttpFront::CheckSize(const OpenAiRequest& request,
@@ -277,11 +284,7 @@ void HttpFront::Generate(Parse parse,
   FieldNames names;
   const auto refuse = [&](const absl::Status& status) {
     HttpResponse response = ErrorResponse(status, names);
-    if (!http.caller.empty()) {
-      for (auto& header : intake_->RateHeaders(http.caller)) {
-        headers.push_back(std::move(header));
-      }
-    }
+    AddRateHeaders(http.caller, &headers);
     response.headers.insert(response.headers.end(), headers.begin(),
                             headers.end());
     exchange->Answer(std::move(response));
@@ -330,11 +333,7 @@ void HttpFront::Generate(Parse parse,
   const absl::Status charged =
       intake_->Charge(Api::kHttp, bounded, absl::MakeSpan(admitted));
   if (!charged.ok()) return refuse(charged);
-  if (!http.caller.empty()) {
-    for (auto& header : intake_->RateHeaders(http.caller)) {
-      headers.push_back(std::move(header));
-    }
-  }
+  AddRateHeaders(http.caller, &headers);
   // All of a call's prompts ask for the same.
   const std::string& adapter = admitted.front().effective.adapter;
   OpenAiAnswer answer(*request,

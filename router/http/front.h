@@ -19,6 +19,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "common/http/server.h"
 #include "common/loop.h"
@@ -64,6 +66,10 @@ class HttpFront {
   std::optional<HttpResponse> Guard(HttpRequest* head) const;
   // Where no request at all would be let in: before its body is parsed.
   std::optional<HttpResponse> RefuseWhenFull(const HttpRequest& http) const;
+  // Those of the tenant's limits per minute, where it has any.
+  void AddRateHeaders(
+      const std::string& tenant,
+      std::vector<std::pair<std::string, std::string>>* headers) const;
   // A call too large to be let in at once, however little else there is.
   absl::Status CheckSize(const OpenAiRequest& request,
                          const std::string& tenant) const;

@@ -345,10 +345,16 @@ TEST_F(AccessTest, LimitsAreExactAndSayWhenToComeBack) {
   EXPECT_LE(wait, 20);
   EXPECT_EQ(beyond.Header("x-ratelimit-limit-requests"), "3");
   for (const char* path : {"/tokenize", "/detokenize"}) {
-    EXPECT_EQ(Http("POST", path, absl::StrCat("Bearer ", some),
-                   {{"prompt", "Once"}, {"tokens", {1}}})
-                  .code,
-              429);
+    const json body = {{"prompt", "Once"}, {"tokens", {1}}};
+    const JsonAnswer refused =
+        Http("POST", path, absl::StrCat("Bearer ", some), body);
+    EXPECT_EQ(refused.code, 429);
+    EXPECT_EQ(refused.Header("x-ratelimit-limit-requests"), "3");
+    EXPECT_EQ(refused.Header("x-ratelimit-remaining-requests"), "0");
+    const JsonAnswer within =
+        Http("POST", path, absl::StrCat("Bearer ", few), body);
+    EXPECT_EQ(within.code, 200);
+    EXPECT_EQ(within.Header("x-ratelimit-limit-tokens"), "30");
   }
   EXPECT_THAT(OutputAndExit(absl::StrCat("status --admin 127.0.0.1:",
                                          cluster_->admin_port())),
