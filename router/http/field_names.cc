@@ -73,7 +73,7 @@ std::string ClientsName(std::string_view field, const FieldNames& names) {
                {".parameters_json_schema", ".function.parameters"},
                {".arguments_json", ".function.arguments"}});
   }
-  return absl::StrReplaceAll(name, {{"messages.parts", "messages.content"}});
+  return absl::StrReplaceAll(name, {{"].parts", "].content"}});
 }
 
 std::string ClientsMessage(const absl::Status& status,

@@ -109,20 +109,20 @@ absl::Status CheckMessages(const v1::Chat& chat) {
   std::set<std::string> call_ids;
   for (int i = 0; i < chat.messages_size(); ++i) {
     const v1::ChatMessage& message = chat.messages(i);
+    const std::string where = absl::StrCat("chat.messages[", i, "]");
     if (message.role().empty()) {
-      return FieldInvalid("chat.messages.role", "(empty)", "is needed");
+      return FieldInvalid(absl::StrCat(where, ".role"), "(empty)", "is needed");
     }
     if (!message.content().empty() && !message.parts().empty()) {
-      return FieldInvalid("chat.messages.parts", "(set)",
+      return FieldInvalid(absl::StrCat(where, ".parts"), "(set)",
                           "either content or parts, not both");
     }
-    for (const v1::ContentPart& part : message.parts()) {
-      if (!part.has_text()) {
-        return FieldInvalid("chat.messages.parts", "(not text)",
-                            "only text parts are allowed");
+    for (int p = 0; p < message.parts_size(); ++p) {
+      if (!message.parts(p).has_text()) {
+        return FieldInvalid(absl::StrCat(where, ".parts[", p, "]"),
+                            "(not text)", "only text parts are allowed");
       }
     }
-    const std::string where = absl::StrCat("chat.messages[", i, "]");
     TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolCallId(where, message, call_ids));
     TANDEM_ROUTER_RETURN_IF_ERROR(CheckToolCalls(where, message, &call_ids));
   }

@@ -268,10 +268,14 @@ const FieldCase kFieldCases[] = {
     {"", "chat { messages { role: 'user' parts { text: 'hi' } } }"},
     {"", "chat { messages { role: 'user' } }"},
     {"chat.messages", "chat { }"},
-    {"chat.messages.role", "chat { messages { content: 'hi' } }"},
-    {"chat.messages.parts",
+    {"chat.messages[0].role", "chat { messages { content: 'hi' } }"},
+    {"chat.messages[1].role",
+     "chat { messages { role: 'u' } messages { content: 'hi' } }"},
+    {"chat.messages[0].parts",
      "chat { messages { role: 'u' content: 'a' parts { text: 'b' } } }"},
-    {"chat.messages.parts", "chat { messages { role: 'u' parts { } } }"},
+    {"chat.messages[1].parts[1]",
+     "chat { messages { role: 'u' } "
+     "messages { role: 'u' parts { text: 'a' } parts { } } }"},
     // tools
     {"", Tools("name: 'get_weather-2'")},
     {"", Tools(absl::StrCat("name: '", std::string(64, 'f'), "'"))},
