@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/checkpoint/json.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
-#include "engine/checkpoint/file.h"
 
 namespace tandem::engine {
 namespace {
@@ -44,10 +45,16 @@ class Checker {
 }  // namespace
 
 std::string JsonErrorText(std::string_view what) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+  // "[json.exception.parse_error.101] parse error at line 1, column 2: ...;
+  // last read: '...'", the end being the input's.
   const size_t prefix = what.find("] ");
   if (prefix != what.npos) what.remove_prefix(prefix + 2);
-  return Quote(what);
+  what = what.substr(0, what.find("; last read: "));
+  constexpr size_t kShown = 240;  // numbers have no end of theirs
+  std::string text(what.substr(0, kShown));
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
 }
 
 bool HasNul(std::string_view text) { return text.find('\0') != text.npos; }

@@ -24,7 +24,8 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& path,
 // could follow; no JSON text has one.
 bool HasNul(std::string_view text);
 
-// What a parser's complaint comes down to, without the library's prefix.
+// What a parser's complaint comes down to: where and why, in printable ASCII,
+// without the library's prefix and without the text that it stopped at.
 std::string JsonErrorText(std::string_view what);
 
 }  // namespace tandem::engine

@@ -432,7 +432,10 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
     const char* text;
   };
   const Case completions[] = {
-      {"", "", "not valid JSON"},
+      {"", "",
+       "the body: not valid JSON: parse error at line 1, column 1: syntax "
+       "error while parsing value - unexpected end of input; expected '[', "
+       "'{', or a literal"},
       {"[1]", "", "must be a JSON object"},
       {R"({"prompt": "a", "x":)", "", "not valid JSON"},
       {"{}", "prompt", "is needed"},
@@ -531,6 +534,27 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
   std::string deep = "{\"prompt\": ";
   for (int i = 0; i < 1000; ++i) deep += "[";
   check({"deep", "", "nested deeper"}, ParseCompletion(deep));
+}
+
+// What the parser read last is the client's: it may be of any length and have
+// control characters.
+TEST(OpenAiRequestTest, JsonErrorsHaveAPositionAndNoneOfTheBody) {
+  const std::string body = "{\"prompt\": \"" + std::string(1000, 'x');
+  for (const char* const end : {"\x1b\"}", "\x7f\xff\"}", "\n\"}"}) {
+    const auto parsed = ParseCompletion(body + end);
+    const std::string message(parsed.status().message());
+    EXPECT_THAT(message, HasSubstr("at line "));
+    EXPECT_THAT(message, HasSubstr("invalid string: "));
+    EXPECT_LT(message.size(), 300u);
+    for (const char c : message) {
+      EXPECT_TRUE(c >= ' ' && c <= '~') << message;
+    }
+  }
+  const auto wide =
+      ParseCompletion("{\"seed\": 1" + std::string(1000, '0') + ".0}");
+  EXPECT_THAT(std::string(wide.status().message()),
+              HasSubstr("number overflow"));
+  EXPECT_LT(wide.status().message().size(), 300u);
 }
 
 TEST(OpenAiRequestTest, Text) {
