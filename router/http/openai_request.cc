@@ -390,6 +390,19 @@ FieldNames NamesInChats() {
           {"output.logprobs", "top_logprobs"}};
 }
 
+// What would change the answer, were it ignored.
+void RefuseNotOffered(JsonFields* fields) {
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"functions", "is not offered; take tools"},
+      {"function_call", "is not offered; take tool_choice"},
+      {"documents", "is not offered; put them into a message"}};
+  for (const auto& [name, allowed] : kNames) {
+    if (const json* const value = fields->Find(name)) {
+      fields->Refuse(name, *value, allowed);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
@@ -426,6 +439,7 @@ absl::StatusOr<OpenAiRequest> ParseChatCompletion(std::string_view body) {
   v1::GenerateRequest base;
   ReadCommon(body, &fields, &request, &base);
   ReadChat(body, &fields, base.mutable_chat());
+  RefuseNotOffered(&fields);
   if (base.output().echo()) request.echoed = BeginningOfAnswer(base.chat());
   base.mutable_output()->clear_echo();
   const std::optional<int32_t> top = fields.Int32("top_logprobs");

@@ -508,6 +508,15 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
        "a string is needed"},
       {R"({"messages": [], "chat_template_kwargs": [1]})",
        "chat_template_kwargs", "an object is needed"},
+      {R"({"messages": [], "functions": [{"name": "f"}]})", "functions",
+       "not offered; take tools"},
+      {R"({"messages": [], "function_call": "auto"})", "function_call",
+       "not offered; take tool_choice"},
+      {R"({"messages": [], "documents": [{"text": "a"}]})", "documents",
+       "not offered"},
+      {R"({"messages": [{"role": "user"}], "functions": null,
+           "documents": null})",
+       nullptr, ""},
   };
   const auto check = [](const Case& c, const auto& parsed) {
     if (c.field == nullptr) {
