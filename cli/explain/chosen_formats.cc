@@ -15,8 +15,7 @@ namespace {
 
 using kernels::DType;
 
-std::string DtypeOf(const std::string& config) {
-  const auto object = nlohmann::json::parse(config, nullptr, false);
+std::string DtypeIn(const nlohmann::json& object) {
   if (!object.is_object()) return "";
   for (const char* const key : {"torch_dtype", "dtype"}) {
     const auto found = object.find(key);
@@ -25,6 +24,15 @@ std::string DtypeOf(const std::string& config) {
     }
   }
   return "";
+}
+
+// Models that have more than text may say it of their text alone.
+std::string DtypeOf(std::string_view config) {
+  const auto object = nlohmann::json::parse(config, nullptr, false);
+  const std::string type = DtypeIn(object);
+  if (!type.empty() || !object.is_object()) return type;
+  const auto text = object.find("text_config");
+  return text == object.end() ? "" : DtypeIn(*text);
 }
 
 // Of most of the checkpoint's numbers, as workers keep it; codes are none.
@@ -63,7 +71,7 @@ absl::StatusOr<std::string> CheckpointType(const std::string& model) {
   if (!config.ok()) return config.status();
   const std::string type =
       DtypeOfFile(std::filesystem::path(path).parent_path().string());
-  return type.empty() ? DtypeOf(std::string(*config)) : type;
+  return type.empty() ? DtypeOf(*config) : type;
 }
 
 Formats ChooseFormats(const engine::ModelSpec& spec,

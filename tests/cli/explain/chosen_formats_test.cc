@@ -7,6 +7,7 @@
 #include "cli/explain/command.h"
 #include "common/flags.h"
 #include "gtest/gtest.h"
+#include "tests/engine/temp_dir.h"
 
 namespace tandem::explain {
 namespace {
@@ -79,6 +80,29 @@ TEST(ChosenFormatsTest, ACheckpointsTypeIsReadFromItsFiles) {
   }
   EXPECT_EQ(CheckpointType("/no/such/model").status().code(),
             absl::StatusCode::kNotFound);
+}
+
+// Models of text and images say it of their text.
+TEST(ChosenFormatsTest, AConfigsTypeMayBeThatOfItsText) {
+  const struct {
+    const char* config;
+    const char* type;
+  } cases[] = {
+      {R"({"text_config": {"dtype": "bfloat16"}})", "bfloat16"},
+      {R"({"text_config": {"torch_dtype": "float16"}})", "float16"},
+      {R"({"torch_dtype": null, "text_config": {"dtype": "bfloat16"}})",
+       "bfloat16"},
+      {R"({"dtype": "float32", "text_config": {"dtype": "bfloat16"}})",
+       "float32"},
+      {R"({"text_config": "bfloat16"})", ""},
+      {R"({"text_config": {}})", ""}};
+  for (const auto& c : cases) {
+    const engine::TempDir dir;
+    dir.Write("config.json", c.config);
+    const absl::StatusOr<std::string> type = CheckpointType(dir.path());
+    ASSERT_TRUE(type.ok()) << type.status();
+    EXPECT_EQ(*type, c.type) << c.config;
+  }
 }
 
 }  // namespace
