@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "cli/explain/chosen_formats.h"
@@ -67,14 +69,56 @@ worker::WorkerFlags FlagsOf(const PlanInput& input) {
   return flags;
 }
 
-absl::Status DoesNotFit(const Plan& plan) {
+bool QuantisedAlready(const PlanInput& input) {
+  return input.spec.quantisation.method != engine::Quantisation::Method::kNone;
+}
+
+// What workers refuse once they load (engine/model/model_loader.cc, and a
+// backend's matrices and KV cache).
+absl::Status CheckFormats(const PlanInput& input,
+                          const explain::Formats& formats) {
+  const std::optional<DType> quantisation =
+      explain::NamedType(input.quantization);
+  if (quantisation && QuantisedAlready(input)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint is quantised already; leave out "
+                     "--quantization ",
+                     input.quantization));
+  }
+  if (!input.gpu) {
+    // Those leave no matrix in f16 but an exact one, as routers of experts are.
+    const bool all_codes =
+        (quantisation == DType::kInt8 || quantisation == DType::kInt4) &&
+        input.spec.routes.experts == 0;
+    if (formats.weights == DType::kF16 && !all_codes) {
+      return absl::InvalidArgumentError(
+          "--dtype is f16, expected auto, f32 or bf16 on a CPU");
+    }
+    if (formats.kv != DType::kF16) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "KV cache type is f16, expected f32, bf16, fp8, int8 or int4 on a CPU");
+  }
+  if (formats.weights == DType::kF32 || formats.kv == formats.weights ||
+      kernels::IsQuantised(formats.kv)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("KV cache type is ", std::string(kernels::Name(formats.kv)),
+                   ", expected fp8, int8, int4 or the activations' ",
+                   std::string(kernels::Name(formats.weights)), " on a GPU"));
+}
+
+absl::Status DoesNotFit(const PlanInput& input, const Plan& plan) {
+  const bool codes = QuantisedAlready(input) || input.quantization == "int8" ||
+                     input.quantization == "int4";
   return absl::ResourceExhaustedError(absl::StrCat(
       "weights (", HumanBytes(static_cast<double>(plan.weight_bytes)),
       ") and working memory (",
       HumanBytes(
           static_cast<double>(plan.workspace_bytes + plan.overhead_bytes)),
       ") leave nothing of ", HumanBytes(static_cast<double>(plan.budget_bytes)),
-      " for a KV cache: take a larger device, or --quantization int8 or int4"));
+      " for a KV cache: take a larger device",
+      codes ? "" : ", or --quantization int8 or int4"));
 }
 
 std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {
@@ -104,6 +148,8 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   }
   const engine::ModelSpec& spec = input.spec;
   const explain::Formats formats = ChooseFormats(input);
+  const absl::Status served = CheckFormats(input, formats);
+  if (!served.ok()) return served;
   worker::WorkerFlags flags = FlagsOf(input);
   Plan plan;
   plan.weights = formats.weights;
@@ -153,7 +199,7 @@ absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   }
   const int64_t left = plan.budget_bytes - plan.weight_bytes -
                        plan.workspace_bytes - plan.overhead_bytes;
-  if (left < plan.kv_block_bytes) return DoesNotFit(plan);
+  if (left < plan.kv_block_bytes) return DoesNotFit(input, plan);
   const absl::StatusOr<worker::KvPlan> kv =
       worker::PlanKv(flags, spec, formats.kv, gpu, engine::WindowOf(spec));
   if (!kv.ok()) return kv.status();

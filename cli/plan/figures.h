@@ -79,8 +79,8 @@ struct Plan {
 };
 
 // RESOURCE_EXHAUSTED: the weights alone do not fit; INVALID_ARGUMENT: the
-// contexts that were asked for do not, or flags exclude each other. Both say
-// what would fit.
+// contexts that were asked for do not, or flags exclude each other or what
+// workers do on such a device. Both say what would fit.
 absl::StatusOr<Plan> MakePlan(const PlanInput& input);
 
 std::string PlanText(const PlanInput& input, const Plan& plan);

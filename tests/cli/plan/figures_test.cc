@@ -262,6 +262,69 @@ TEST(PlanTest, WhatDoesNotFitSaysWhatWould) {
               HasSubstr("lower --max-model-len to "));
 }
 
+TEST(PlanTest, AdviceIsWhatCanStillBeDone) {
+  const struct {
+    const char* config;
+    const char* quantization;
+    bool advised;
+  } cases[] = {{kLlama8B, "none", true},
+               {kLlama8B, "fp8", true},
+               {kLlama8B, "int8", false},
+               {kLlama8B, "int4", false},
+               {kGptOss, "none", false}};
+  for (const auto& c : cases) {
+    PlanInput input = Input(c.config, true, 2 * kGiB);
+    input.quantization = c.quantization;
+    const absl::StatusOr<Plan> plan = MakePlan(input);
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+    const std::string message(plan.status().message());
+    EXPECT_THAT(message, HasSubstr("take a larger device"));
+    EXPECT_EQ(message.find("--quantization") != std::string::npos, c.advised)
+        << c.quantization << ": " << message;
+  }
+}
+
+TEST(PlanTest, FormatsThatWorkersRefuseAreRefused) {
+  const struct {
+    const char* config;
+    bool gpu;
+    const char* dtype;
+    const char* quantization;
+    const char* kv;
+    const char* why;  // "": it is planned
+  } cases[] = {
+      {kLlama8B, false, "f16", "none", "auto", "--dtype is f16, expected"},
+      {kLlama8B, false, "f16", "fp8", "auto", "--dtype is f16, expected"},
+      {kLlama8B, false, "auto", "none", "f16", "KV cache type is f16"},
+      {kLlama8B, false, "bf16", "none", "f32", ""},
+      {kLlama8B, true, "auto", "none", "f32", "activations' bf16"},
+      {kLlama8B, true, "auto", "none", "f16", "activations' bf16"},
+      {kLlama8B, true, "f16", "none", "bf16", "activations' f16"},
+      {kLlama8B, true, "f16", "none", "f16", ""},
+      {kLlama8B, true, "f16", "int4", "fp8", ""},
+      {kLlama8B, true, "f32", "none", "bf16", ""},
+      {kGptOss, true, "auto", "int8", "auto",
+       "quantised already; leave out --quantization int8"},
+      {kGptOss, false, "auto", "int4", "auto",
+       "quantised already; leave out --quantization int4"},
+      {kGptOss, true, "auto", "none", "auto", ""}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.gpu ? "gpu " : "cpu ", c.dtype, " ",
+                              c.quantization, " ", c.kv));
+    PlanInput input = Input(c.config, c.gpu, 1000 * kGiB);
+    input.dtype = c.dtype;
+    input.quantization = c.quantization;
+    input.kv_cache_dtype = c.kv;
+    const absl::Status status = MakePlan(input).status();
+    if (*c.why == '\0') {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+  }
+}
+
 TEST(PlanTest, ReportsSayTheSame) {
   const PlanInput input = Input(kLlama8B, true, 80 * kGiB);
   const absl::StatusOr<Plan> plan = MakePlan(input);
