@@ -32,9 +32,15 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
 
 absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
   // What Tandem refuses has a reason; gRPC's own failures have none.
-  if (!absl::IsUnavailable(status) || !ErrorReason(status).empty()) {
-    return status;
+  if (!ErrorReason(status).empty()) return status;
+  if (absl::IsUnimplemented(status)) {
+    return absl::UnimplementedError(absl::StrCat(
+        flags.address,
+        " is another port of a cluster: --router is the router's gRPC port, ",
+        kDefaultRouter, " unless changed, and --admin its admin port, ",
+        kDefaultAdmin));
   }
+  if (!absl::IsUnavailable(status)) return status;
   absl::Status told =
       Annotate(status, absl::StrCat("no router answers at ", flags.address,
                                     " (`tandem serve MODEL` starts one; or "

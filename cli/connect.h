@@ -29,8 +29,8 @@ struct ConnectFlags {
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
     const ConnectFlags& flags);
 
-// `status` of a call to `flags`: where nobody answered, it says so, with the
-// address.
+// `status` of a call to `flags`: where nobody answered, or another port did, it
+// says so, with the address.
 absl::Status Explained(const absl::Status& status, const ConnectFlags& flags);
 
 }  // namespace tandem::cli

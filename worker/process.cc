@@ -472,9 +472,16 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
           static LogLimiter limiter(absl::Seconds(10));
           int64_t hidden;
           if (limiter.Allow(absl::Now(), &hidden)) {
-            LogWarning(
-                "router lost",
-                {{"router", endpoint}, {"status", status}, {"hidden", hidden}});
+            // Its other ports answer so, without a word.
+            const bool port = absl::IsUnimplemented(status);
+            LogWarning("router lost",
+                       {{"router", endpoint},
+                        {"status", port ? absl::UnimplementedError(
+                                              "--router is the router's "
+                                              "internal port, 50052 unless "
+                                              "changed, and this is another")
+                                        : status},
+                        {"hidden", hidden}});
           }
         });
     StartAdapters();

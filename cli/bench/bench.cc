@@ -44,7 +44,7 @@ absl::StatusOr<v1::ModelInfo> AskForModel(v1::InferenceService::Stub* stub,
   const grpc::Status status = stub->GetModel(&context, request, &response);
   if (status.ok()) return response.model();
   const absl::Status failed = rpc::FromGrpc(status, context);
-  if (absl::IsUnavailable(failed)) {
+  if (absl::IsUnavailable(failed) || absl::IsUnimplemented(failed)) {
     return cli::Explained(failed, options.router);
   }
   return Annotate(

@@ -79,11 +79,13 @@ void DoctorCommand::LookAtCluster(Checks* checks) const {
   const cli::ConnectFlags router{admin_, tls_.cert, tls_.key, tls_.ca};
   const auto state = cli::FetchClusterState(router);
   if (!state.ok()) {
+    const std::string why(state.status().message());
     checks->push_back(
         {Verdict::kFail, "router",
-         absl::StrCat("no answer at ", admin_, ": ",
-                      std::string(state.status().message()),
-                      "; start it, or check --admin and --tls-*")});
+         absl::IsUnimplemented(state.status())
+             ? why
+             : absl::StrCat("no answer at ", admin_, ": ", why,
+                            "; start it, or check --admin and --tls-*")});
     return;
   }
   const auto tls = rpc::LoadCredentials(tls_.cert, tls_.key, tls_.ca);

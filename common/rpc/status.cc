@@ -8,6 +8,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/utf8.h"
 #include "google/rpc/status.pb.h"
@@ -80,6 +81,12 @@ absl::Status FromGrpc(const grpc::Status& status) {
   // A peer may send any number as code; absl keeps those as kUnknown.
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()),
                       status.error_message());
+  if (result.message().empty()) {
+    result = absl::Status(
+        result.code(),
+        absl::StrCat("no reason given (",
+                     absl::StatusCodeToString(result.code()), ")"));
+  }
   google::rpc::Status details;
   if (status.error_details().empty() ||
       !details.ParseFromString(status.error_details())) {

@@ -22,6 +22,8 @@ grpc::Status ToGrpc(const absl::Status& status);
 grpc::Status ToGrpc(const absl::Status& status,
                     grpc::CallbackServerContext* context);
 
+// Where the peer gives no text, as gRPC itself does of an unknown method, it is
+// the code's name.
 absl::Status FromGrpc(const grpc::Status& status);
 
 // Also reads a pushback from the trailers. The call must have ended.

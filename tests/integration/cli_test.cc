@@ -214,6 +214,27 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(chat.code, 0);
   EXPECT_NE(chat.output.find("TTFT"), std::string::npos) << chat.output;
 
+  // The cluster's ports, each asked for what another one does.
+  const size_t colon = served.Router().rfind(' ');
+  const std::string router = served.Router().substr(colon + 1);
+  const std::string admin = served.Admin().substr(colon);
+  for (const std::string& command :
+       {"status --admin " + router, "cordon decode-0 --admin " + router,
+        "lora list --admin " + router, "generate --router " + admin + " hi",
+        "bench --router " + admin, "doctor --admin " + router,
+        "chat --router " + admin + " <<<hi"}) {
+    const Result result =
+        Shell("bash -c '" + Tandem(command) + "' 2>&1 | grep ' is another'");
+    EXPECT_THAT(result.output,
+                HasSubstr(" is another port of a cluster: --router is"))
+        << command;
+  }
+  EXPECT_THAT(
+      Shell("timeout -s INT 5 " + Cluster::BinaryPath("tandem-decode ") +
+            EmbeddedModel() + " --port 0 --router " + router + " 2>&1")
+          .output,
+      HasSubstr("--router is the router's internal port"));
+
   EXPECT_EQ(Shell("timeout --preserve-status -s INT 0.3 " +
                   Tandem("generate " + served.Router() +
                          " --n 32 --ignore-eos --max-tokens 900 'Once'"))

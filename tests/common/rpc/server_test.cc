@@ -51,6 +51,13 @@ TEST(StatusTest, AllCodesAndDetailsSurviveBothWays) {
   EXPECT_EQ(back, status);
 }
 
+TEST(StatusTest, WithoutATextTheCodeIsTheMessage) {
+  const absl::Status status =
+      FromGrpc(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""));
+  EXPECT_EQ(status,
+            absl::UnimplementedError("no reason given (UNIMPLEMENTED)"));
+}
+
 TEST(StatusTest, HandWrittenDetailsAreWhatProtobufReads) {
   const absl::Status status = MakeError(
       absl::StatusCode::kUnavailable, "DRAINING", "m", {{"a", "1"}, {"b", ""}},
