@@ -5,8 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
+#include "common/utf8.h"
 
 namespace tandem::cli {
 
@@ -55,6 +57,11 @@ absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
       absl::StrCat(told.message(),
                    "; if this cluster has TLS, give --tls-cert, --tls-key and "
                    "--tls-ca"));
+}
+
+absl::Status CheckUtf8(std::string_view what, std::string_view text) {
+  if (ValidUtf8(text) == text) return absl::OkStatus();
+  return UsageError(absl::StrCat(std::string(what), " is not UTF-8 text"));
 }
 
 }  // namespace tandem::cli

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -32,6 +33,10 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
 // `status` of a call to `flags`: where nobody answered, or another port did, it
 // says so, with the address.
 absl::Status Explained(const absl::Status& status, const ConnectFlags& flags);
+
+// A usage error unless the text of `what` ("--stop") is UTF-8: protobuf sends
+// no other, and gRPC's error does not say so.
+absl::Status CheckUtf8(std::string_view what, std::string_view text);
 
 }  // namespace tandem::cli
 

@@ -21,6 +21,9 @@ void CordonCommand::AddTo(CommandLine* line) {
 }
 
 absl::Status CordonCommand::Run() {
+  if (absl::Status status = CheckUtf8("WORKER", worker_id_); !status.ok()) {
+    return status;
+  }
   admin_.tls_cert = tls_.cert;
   admin_.tls_key = tls_.key;
   admin_.tls_ca = tls_.ca;

@@ -310,7 +310,7 @@ absl::Status CheckFlags(const GenerateFlags& flags) {
   if (!flags.chat && !flags.system.empty()) {
     return UsageError("--system is a message of a chat: give --chat as well");
   }
-  return absl::OkStatus();
+  return CheckUtf8("--system", flags.system);
 }
 
 }  // namespace
@@ -324,6 +324,9 @@ absl::StatusOr<int> Generate(const GenerateFlags& flags) {
       std::cerr << "Reading the prompt from the terminal; end with Ctrl-D.\n";
     }
     prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  if (ValidUtf8(prompt) != prompt) {
+    return absl::InvalidArgumentError("the prompt is not UTF-8 text");
   }
   if (flags.chat) {
     if (!flags.system.empty()) {

@@ -86,6 +86,12 @@ void LoraCommand::AddTo(CommandLine* line) {
 }
 
 absl::Status LoraCommand::Run() {
+  if (absl::Status status = CheckUtf8("NAME", name_); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckUtf8("DIRECTORY", path_); !status.ok()) {
+    return status;
+  }
   admin_.tls_cert = tls_.cert;
   admin_.tls_key = tls_.key;
   admin_.tls_ca = tls_.ca;

@@ -2,10 +2,12 @@
 #include "cli/sampling_flags.h"
 
 #include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/connect.h"
 #include "common/lifecycle.h"
 #include "common/read_file.h"
 
@@ -37,6 +39,35 @@ bool AddBias(const std::string& text, v1::SamplingOptions* sampling) {
   }
   (*sampling->mutable_logit_bias())[id] = bias;
   return true;
+}
+
+absl::Status CheckTexts(const SamplingFlags& flags) {
+  const std::pair<const char*, const std::string*> texts[] = {
+      {"--json-schema", &flags.json_schema},
+      {"--regex", &flags.regex},
+      {"--grammar", &flags.grammar},
+      {"--structural-tag", &flags.structural_tag},
+      {"--cache-salt", &flags.cache_salt},
+      {"--request-id", &flags.request_id},
+      {"--model", &flags.model},
+      {"--lora", &flags.lora}};
+  for (const auto& [flag, text] : texts) {
+    if (absl::Status status = CheckUtf8(flag, *text); !status.ok()) {
+      return status;
+    }
+  }
+  const std::pair<const char*, const std::vector<std::string>*> lists[] = {
+      {"--bad-words", &flags.bad_words},
+      {"--choice", &flags.choice},
+      {"--stop", &flags.stop}};
+  for (const auto& [flag, list] : lists) {
+    for (const std::string& text : *list) {
+      if (absl::Status status = CheckUtf8(flag, text); !status.ok()) {
+        return status;
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What the protocol's fields hold; what is too much there the router says.
@@ -216,10 +247,12 @@ absl::Status SamplingFlags::FillStructured(v1::GenerateRequest* request) const {
   }
   if (first == nullptr) return absl::OkStatus();
   v1::StructuredOptions* const structured = request->mutable_structured();
-  const auto read = [](const std::string& path, std::string* text) {
+  const auto read = [](const char* flag, const std::string& path,
+                       std::string* text) {
     absl::StatusOr<std::string> content = ReadFile(path);
-    if (content.ok()) *text = *std::move(content);
-    return content.status();
+    if (!content.ok()) return content.status();
+    *text = *std::move(content);
+    return CheckUtf8(flag, *text);
   };
   if (!json_schema.empty()) structured->set_json_schema(json_schema);
   if (json_object) structured->set_json_object(true);
@@ -230,15 +263,17 @@ absl::Status SamplingFlags::FillStructured(v1::GenerateRequest* request) const {
     structured->mutable_choice()->add_values(value);
   }
   if (!json_schema_file.empty()) {
-    return read(json_schema_file, structured->mutable_json_schema());
+    return read("--json-schema-file", json_schema_file,
+                structured->mutable_json_schema());
   }
   if (!grammar_file.empty()) {
-    return read(grammar_file, structured->mutable_grammar());
+    return read("--grammar-file", grammar_file, structured->mutable_grammar());
   }
   return absl::OkStatus();
 }
 
 absl::Status SamplingFlags::Fill(v1::GenerateRequest* request) const {
+  if (absl::Status status = CheckTexts(*this); !status.ok()) return status;
   v1::SamplingOptions* const sampling = request->mutable_sampling();
   if (temperature) sampling->set_temperature(static_cast<float>(*temperature));
   if (top_p) sampling->set_top_p(static_cast<float>(*top_p));

@@ -226,6 +226,9 @@ absl::StatusOr<BenchOptions> BenchCommand::Complete(
   options.seed = static_cast<uint64_t>(seed_);
   const absl::Status load = CompleteLoad(line, &options);
   if (!load.ok()) return load;
+  if (absl::Status status = cli::CheckUtf8("--model", model_); !status.ok()) {
+    return status;
+  }
   CompleteRequest(&options);
   auto objectives = ParseObjectives(SplitItems(goodput_));
   if (!objectives.ok()) return objectives.status();

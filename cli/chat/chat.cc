@@ -81,6 +81,9 @@ absl::Status ChatCommand::Run() {
                        "MODEL, or leave it out"));
     }
   }
+  if (absl::Status status = cli::CheckUtf8("--system", system_); !status.ok()) {
+    return status;
+  }
   std::unique_ptr<LocalServer> server;
   if (own) {
     const absl::StatusOr<std::string> directory = source_.Directory();

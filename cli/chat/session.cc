@@ -51,7 +51,8 @@ void ChatSession::Say(const std::string& line) {
 
 void ChatSession::Tell(const absl::Status& status) {
   status_ = status;
-  if (status.ok()) return;
+  // On a pipe it ends the program, whose last words it is.
+  if (status.ok() || !options_.terminal) return;
   std::cout << std::flush;
   std::cerr << "error: " << ForTerminal(std::string(status.message())) << "\n";
 }

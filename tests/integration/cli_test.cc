@@ -463,6 +463,21 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     EXPECT_NE(result.output.find(c.says), std::string::npos)
         << c.arguments << ": " << result.output;
   }
+  // Text that protobuf would not send, of the command line and of a file.
+  for (const char* const command :
+       {"generate --stop $(printf 'caf\\351') hi",
+        "generate --request-id $(printf 'caf\\351') hi",
+        "generate --chat --system $(printf 'caf\\351') hi",
+        "generate $(printf 'caf\\351')", "cordon $(printf 'caf\\351')",
+        "lora unload $(printf 'caf\\351')"}) {
+    const Result result = Shell(Tandem(command) + std::string(" 2>&1"));
+    EXPECT_NE(result.code, 0) << command;
+    EXPECT_THAT(result.output, testing::MatchesRegex(
+                                   "tandem [a-z]+: error: "
+                                   "(--[a-z-]+|NAME|WORKER|the prompt) is not "
+                                   "UTF-8 text\n"))
+        << command;
+  }
   // The variable is generate's, in seconds.
   EXPECT_EQ(
       Shell("TANDEM_TIMEOUT=9 " + Tandem("lora list --admin 127.0.0.1:1 2>&1"))

@@ -43,5 +43,25 @@ TEST(ChatSession, AnAnswerThatCannotBeMadeAgainIsKept) {
   testing::internal::GetCapturedStderr();
 }
 
+TEST(ChatSession, WhatIsNoUtf8IsNotSent) {
+  int asked = 0;
+  ChatSession session({}, cli::SamplingFlags(),
+                      [&](const v1::GenerateRequest&, const ShowFunction&) {
+                        ++asked;
+                        return Said("Hello.");
+                      });
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(session.HandleLine("caf\xe9"));
+  EXPECT_EQ(session.last_status(),
+            absl::InvalidArgumentError("this line is not UTF-8 text"));
+  EXPECT_EQ(asked, 0);
+  EXPECT_TRUE(session.HandleLine("caf\xc3\xa9"));
+  EXPECT_TRUE(session.last_status().ok());
+  EXPECT_EQ(asked, 1);
+  testing::internal::GetCapturedStdout();
+  testing::internal::GetCapturedStderr();
+}
+
 }  // namespace
 }  // namespace tandem::chat
