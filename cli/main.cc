@@ -472,7 +472,7 @@ int RunTandem(int argc, char** argv) {
   }
   absl::Status status;
   if (chosen == explain_line) {
-    if (explain_source.model.empty() && explain_line->given("revision")) {
+    if (explain_source.model.empty() && explain_line->typed("revision")) {
       return ReportFailure("tandem explain",
                            UsageError("--revision needs a MODEL"));
     }
@@ -521,6 +521,9 @@ int RunTandem(int argc, char** argv) {
     status = keys.Run();
   } else if (chosen == generate_line) {
     generate.prompt_given = generate_line->given("PROMPT");
+    if (!generate.chat && !generate_line->typed("system")) {
+      generate.system.clear();
+    }
     generate.router.tls_cert = generate_tls.cert;
     generate.router.tls_key = generate_tls.key;
     generate.router.tls_ca = generate_tls.ca;
@@ -534,6 +537,9 @@ int RunTandem(int argc, char** argv) {
     status_flags.admin.tls_cert = status_tls.cert;
     status_flags.admin.tls_key = status_tls.key;
     status_flags.admin.tls_ca = status_tls.ca;
+    if (status_flags.watch && !status_line->typed("json")) {
+      status_flags.json = false;
+    }
     status = ShowStatus(status_flags);
   }
   if (status.ok()) return kExitOk;

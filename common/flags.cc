@@ -373,11 +373,12 @@ absl::Status CommandLine::ApplyNames() {
 }
 
 absl::Status CommandLine::ApplyEnvironment() {
-  for (const Flag& flag : flags_) {
+  for (Flag& flag : flags_) {
     if (flag.environment.empty() || flag.option->count() > 0) continue;
     const char* const value = std::getenv(flag.environment.c_str());
     if (value == nullptr || *value == '\0') continue;
     const absl::Status status = flag.Take({value});
+    flag.inherited = true;
     if (status.ok()) continue;
     // Nobody has typed the flag.
     absl::string_view what = status.message();
@@ -508,6 +509,15 @@ bool CommandLine::given(const std::string& name) const {
     }
   }
   return false;
+}
+
+bool CommandLine::typed(const std::string& name) const {
+  for (const CommandLine* line : {this, &Deepest()}) {
+    for (const Flag& flag : line->flags_) {
+      if (flag.name == name && flag.inherited) return false;
+    }
+  }
+  return given(name);
 }
 
 std::vector<std::pair<std::string, std::string>> CommandLine::NonDefaults()

@@ -141,6 +141,9 @@ class CommandLine {
   // Was the flag given, on the command line, in the environment or in the file
   // of --config?
   bool given(const std::string& name) const;
+  // The same, but for the environment: a variable there is a default for many
+  // commands, and no mistake where one of them does not use it.
+  bool typed(const std::string& name) const;
   // Flags that differ from their defaults, with the subcommand's, as text for
   // the start-up log. Keys and tokens read "(set)".
   std::vector<std::pair<std::string, std::string>> NonDefaults() const;
@@ -160,6 +163,7 @@ class CommandLine {
     // Where a positional argument may be given by name as well: that.
     CLI::Option* by_name = nullptr;
     bool positional = false;
+    bool inherited = false;  // its value is the environment's
     bool required = false;
     bool list = false;
 

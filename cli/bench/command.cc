@@ -146,7 +146,7 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
          {"request-rate", "burstiness", "random-input-len", "random-output-len",
           "random-range-ratio", "random-distribution", "random-sigma",
           "random-prefix-len", "random-prefix-ratio", "random-num-prefixes"}) {
-      if (!line.given(other)) continue;
+      if (!line.typed(other)) continue;
       return UsageError(
           absl::StrCat("--", other,
                        " and --trace exclude each other: arrivals and lengths "
@@ -163,12 +163,12 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
     return absl::OkStatus();
   }
   for (const char* const of_trace : {"time-scale", "length-scale"}) {
-    if (!line.given(of_trace)) continue;
+    if (!line.typed(of_trace)) continue;
     return UsageError(absl::StrCat("--", of_trace, " needs --trace"));
   }
   const absl::StatusOr<double> rate = ParseRate(request_rate_);
   if (!rate.ok()) return rate.status();
-  if (std::isinf(*rate) && line.given("burstiness")) {
+  if (std::isinf(*rate) && line.typed("burstiness")) {
     return UsageError("--burstiness needs a --request-rate that is not inf");
   }
   if (std::isinf(*rate) || line.given("max-concurrency")) {
@@ -181,7 +181,7 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
   synthetic.request_rate = *rate;
   synthetic.burstiness = burstiness_;
   const bool uniform = distribution_ == "uniform";
-  if (line.given(uniform ? "random-sigma" : "random-range-ratio")) {
+  if (line.typed(uniform ? "random-sigma" : "random-range-ratio")) {
     return UsageError(
         uniform ? "--random-sigma needs --random-distribution lognormal"
                 : "--random-range-ratio is for --random-distribution uniform");

@@ -68,13 +68,13 @@ void ChatCommand::AddTo(CommandLine* line) {
 absl::Status ChatCommand::Run() {
   const bool own = !source_.model.empty();
   for (const char* const flag : {"router", "tls-cert", "tls-key", "tls-ca"}) {
-    if (own && line_->given(flag)) {
+    if (own && line_->typed(flag)) {
       return UsageError(absl::StrCat("MODEL starts a server, and --", flag,
                                      " is of one that runs: give one of them"));
     }
   }
   for (const char* const flag : {"revision", "device"}) {
-    if (!own && line_->given(flag)) {
+    if (!own && line_->typed(flag)) {
       return UsageError(
           absl::StrCat("--", flag,
                        " is for a server that MODEL starts: name a "

@@ -199,6 +199,10 @@ TEST(FlagsTest, TheCommandLineBeatsTheEnvironmentBeatsTheDefault) {
   Line environment, both;
   EXPECT_EQ(environment.Parse({}), std::nullopt);
   EXPECT_EQ(both.Parse({"--port", "9000", "--prefix-cache"}), std::nullopt);
+  EXPECT_TRUE(environment.line.given("port"));
+  EXPECT_FALSE(environment.line.typed("port"));
+  EXPECT_FALSE(environment.line.typed("host"));
+  EXPECT_TRUE(both.line.typed("port"));
   setenv("TANDEM_PORT", "many", 1);
   Line wrong;
   CaptureStderr();
@@ -389,6 +393,7 @@ TEST(ConfigFileTest, ValuesOfAllKindsAreRead) {
   EXPECT_EQ(l.options.host, R"({"a":1,"b":[2.5,true,"yes","7"],"c":null})");
   EXPECT_THAT(l.options.routers, ElementsAre("a:1", "b:2"));
   EXPECT_TRUE(l.line.given("port"));
+  EXPECT_TRUE(l.line.typed("port"));
   EXPECT_FALSE(l.line.given("api-key"));
 }
 

@@ -478,6 +478,18 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
                                    "UTF-8 text\n"))
         << command;
   }
+  // Defaults of the environment that a command does not use are no mistakes.
+  for (const char* const command :
+       {"TANDEM_REVISION=main tandem explain --no-machine",
+        "TANDEM_JSON=1 timeout -s INT 1 tandem status --watch"
+        " --admin 127.0.0.1:1",
+        "TANDEM_DEVICE=cpu TANDEM_REVISION=v1 tandem chat --router 127.0.0.1:1"
+        " </dev/null",
+        "TANDEM_SYSTEM=Hi tandem generate --router 127.0.0.1:1 hi"}) {
+    const Result result = Shell(absl::StrCat("PATH=", Cluster::BinaryPath("."),
+                                             ":$PATH; ", command, " 2>&1"));
+    EXPECT_NE(result.code, 2) << command << ": " << result.output;
+  }
   // The variable is generate's, in seconds.
   EXPECT_EQ(
       Shell("TANDEM_TIMEOUT=9 " + Tandem("lora list --admin 127.0.0.1:1 2>&1"))
