@@ -96,10 +96,11 @@ absl::Status ChatCommand::Run() {
     if (!started.ok()) return started.status();
     server = *std::move(started);
     router_.address = server->address();
+  } else {
+    router_.tls_cert = tls_.cert;
+    router_.tls_key = tls_.key;
+    router_.tls_ca = tls_.ca;
   }
-  router_.tls_cert = tls_.cert;
-  router_.tls_key = tls_.key;
-  router_.tls_ca = tls_.ca;
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
       cli::Connect(router_);
   if (!channel.ok()) return channel.status();

@@ -70,15 +70,22 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
   unlink(log.c_str());  // so that no signal leaves it behind
   // One worker does both: there is one client.
   std::vector<std::string> words = {
-      "tandem", "serve",       model_dir, "--prefill", "0",      "--decode",
-      "1",      "--grpc-port", ports[0],  "--port",    ports[1], "--admin-port",
-      ports[2]};
+      "tandem",   "serve",  model_dir, "--prefill",    "0",
+      "--decode", "1",      "--host",  "127.0.0.1",    "--grpc-port",
+      ports[0],   "--port", ports[1],  "--admin-port", ports[2]};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  unsetenv("TANDEM_CONFIG");  // of another server: its keys, and its ports
+  // Of another server: who may reach it, and by which keys and certificates.
+  // This one's only client is this program.
+  for (const char* const variable :
+       {"TANDEM_CONFIG", "TANDEM_API_KEYS_FILE", "TANDEM_REVISION",
+        "TANDEM_SSL_CERTFILE", "TANDEM_SSL_KEYFILE", "TANDEM_SSL_CA_CERTS",
+        "TANDEM_TLS_CERT", "TANDEM_TLS_KEY", "TANDEM_TLS_CA"}) {
+    unsetenv(variable);
+  }
   const pid_t parent = getpid();
   server->pid_ = fork();
   if (server->pid_ == 0) {

@@ -503,6 +503,16 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
   }
 }
 
+// Of another server: it is not the business of the one that a chat starts.
+TEST(CliTest, AChatsOwnServerHeedsNoVariablesOfOthers) {
+  const Result result = Shell(
+      "echo hi | TANDEM_HOST=127.0.0.2 TANDEM_API_KEYS_FILE=/no/such/file"
+      " TANDEM_SSL_CERTFILE=/no/such/file TANDEM_TLS_CA=/no/such/file"
+      " TANDEM_ROUTER=127.0.0.1:1 TANDEM_REVISION=main " +
+      Tandem("chat " + EmbeddedModel() + " --max-tokens 4 2>&1"));
+  EXPECT_EQ(result.code, 0) << result.output;
+}
+
 TEST(CliTest, AStartThatIsInVainEndsAtOnceWithTheCause) {
   const std::filesystem::path model =
       absl::StrCat(testing::TempDir(), "/unfinished-", getpid());
