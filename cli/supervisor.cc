@@ -24,6 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxLine = 16 << 10;
+constexpr char kDigits[] = "0123456789";
 constexpr int kCannotBeExecuted = 127;  // as a shell says it
 
 volatile sig_atomic_t to_forward = false;
@@ -33,6 +34,21 @@ bool IsLastWord(const ChildSpec& spec, const std::string& line) {
   const std::string& path = spec.argv.front();
   return absl::StartsWith(line,
                           absl::StrCat(path.substr(path.rfind('/') + 1), ": "));
+}
+
+// A crash writes its flight record (flight_recorder.h) after what was said of
+// its cause: a head, and lines that begin with a time in seconds.
+bool IsFlightRecord(const std::string& line) {
+  if (absl::StartsWith(line, "# ")) {
+    return absl::StrContains(line, " pid=") &&
+           absl::StrContains(line, " monotonic=");
+  }
+  const size_t point = line.find_first_not_of(kDigits);
+  if (point == 0 || point == std::string::npos || line[point] != '.') {
+    return false;
+  }
+  const size_t end = line.find_first_not_of(kDigits, point + 1);
+  return end == point + 10 && line[end] == ' ';
 }
 
 std::string HowItEnded(int wait_status) {
@@ -141,6 +157,10 @@ void Supervisor::ReadLines(Child* child) {
 // Last words wait for the end: where it is for good, they are in its error.
 void Supervisor::TakeLine(Child* child, std::string line) {
   PassHeld(child);
+  if (IsFlightRecord(line)) {
+    on_line_(child->spec.name, line);
+    return;
+  }
   child->last_line = std::move(line);
   child->held = IsLastWord(child->spec, child->last_line);
   if (!child->held) on_line_(child->spec.name, child->last_line);

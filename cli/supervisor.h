@@ -44,7 +44,8 @@ class Supervisor {
   // Waits up to `timeout` for words, deaths or signals; passes lines on and
   // restarts the dead. An error where a restart would be in vain: a child died
   // kMaxDeaths times in a row without having lived for kHealthyAge, or its
-  // first start gave up by itself. It carries that child's last line.
+  // first start gave up by itself. It carries that child's last line before
+  // a flight record.
   absl::Status Poll(std::chrono::milliseconds timeout);
 
   // SIGTERM to children whose names begin with `prefix`; waits until they
