@@ -138,14 +138,23 @@ double ProcessCpuSeconds() {
 }
 
 // Opened before the run, so that a path that cannot be written is known then.
+// What the file holds stays until WriteOutput.
 absl::StatusOr<std::ofstream> OpenOutput(const std::string& path) {
   std::ofstream file;
   if (path.empty()) return file;
-  file.open(path, std::ios::binary);
+  file.open(path, std::ios::binary | std::ios::app);
   if (!file) {
     return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
   }
   return file;
+}
+
+void WriteOutput(const std::string& path, const std::string& text,
+                 std::ofstream* file) {
+  std::error_code ignored;  // pipes have no size
+  std::filesystem::resize_file(path, 0, ignored);
+  *file << text;
+  file->close();
 }
 
 // A run on a loop of its own.
@@ -303,13 +312,12 @@ absl::StatusOr<int> Bench(const BenchOptions& options) {
 
   std::cout << ReportTable(report) << std::flush;
   if (!options.json_path.empty()) {
-    *json_file << ReportJson(report,
-                             options.save_detailed ? &records : nullptr);
-    json_file->close();
+    WriteOutput(options.json_path,
+                ReportJson(report, options.save_detailed ? &records : nullptr),
+                &*json_file);
   }
   if (!options.svg_path.empty()) {
-    *svg_file << ReportSvg(report);
-    svg_file->close();
+    WriteOutput(options.svg_path, ReportSvg(report), &*svg_file);
   }
   if (json_file->fail() || svg_file->fail()) {
     return absl::DataLossError("a result file could not be written whole");

@@ -187,7 +187,8 @@ absl::Status Explain(const ExplainOptions& options) {
   if (!timing.ok()) return timing.status();
   std::ofstream svg;
   if (!options.svg.empty()) {
-    svg.open(options.svg);
+    // What it holds stays until there is something to put in its place.
+    svg.open(options.svg, std::ios::app);
     if (!svg) {
       return absl::InvalidArgumentError(
           absl::StrCat("--svg: cannot write '", options.svg, "'"));
@@ -211,6 +212,8 @@ absl::Status Explain(const ExplainOptions& options) {
                     : ReportText(explanation, isatty(STDOUT_FILENO) != 0))
             << std::flush;
   if (!options.svg.empty()) {
+    std::error_code ignored;  // pipes have no size
+    std::filesystem::resize_file(options.svg, 0, ignored);
     svg << ReportSvg(explanation);
     svg.close();
     if (svg.fail()) {

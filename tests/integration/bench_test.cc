@@ -44,6 +44,23 @@ class BenchTest : public testing::Test {
   std::string router_;
 };
 
+TEST_F(BenchTest, AnEarlierResultStaysUntilThereIsANewOne) {
+  const std::string report = TempFile("earlier.json", "earlier, and longer\n");
+  const std::string picture = TempFile("earlier.svg", "earlier\n");
+  const std::string files =
+      absl::StrCat(" --num-prompts 1 --json ", report, " --svg ", picture);
+  const auto text = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_EQ(Bench("--router 127.0.0.1:1" + files).code, 1);
+  EXPECT_EQ(text(report), "earlier, and longer\n");
+  EXPECT_EQ(text(picture), "earlier\n");
+  ASSERT_EQ(Bench(router_ + files).code, 0);
+  EXPECT_EQ(ReadJson(report)["completed"], 1);
+  EXPECT_TRUE(text(picture).starts_with("<svg"));
+}
+
 TEST_F(BenchTest, EveryTokenAskedForIsCountedInAnOpenLoop) {
   const std::string report = TempFile("open.json");
   const std::string picture = TempFile("open.svg");
