@@ -159,7 +159,7 @@ absl::Status KeysCommand::Run() {
 absl::Status KeysCommand::New() {
   absl::Status status = router::CheckTenantName(tenant_);
   if (status.ok() && !name_.empty()) status = router::CheckTenantName(name_);
-  if (!status.ok()) return status;
+  if (!status.ok()) return UsageError(std::string(status.message()));
   std::string text;
   std::error_code error;
   std::string path = path_;

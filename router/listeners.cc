@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/available_cpus.h"
-#include "common/error.h"
 #include "common/http/failpoints.h"
+#include "common/lifecycle.h"
 #include "common/log.h"
 #include "router/process.h"
 
@@ -43,8 +43,7 @@ HttpTls ForHttp(const rpc::Credentials& tls) {
 
 absl::Status Process::LoadPublicTls() {
   if (flags_.ssl_certfile.empty() && !flags_.ssl_ca_certs.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_PAIR",
-                     "--ssl-ca-certs needs --ssl-certfile and --ssl-keyfile");
+    return UsageError("--ssl-ca-certs needs --ssl-certfile and --ssl-keyfile");
   }
   // Watched before they are read: no change is missed.
   if (!flags_.ssl_certfile.empty()) {

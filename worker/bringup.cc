@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/cpu_limits.h"
 #include "common/features.h"
+#include "common/lifecycle.h"
 #include "common/log.h"
 #include "common/memory_limit.h"
 #include "common/progress.h"
@@ -200,9 +201,7 @@ void RecordDecodes(engine::DeviceExecutor& executor) {
 
 // Options that make no sense alone.
 absl::Status CheckOffload(const WorkerFlags& flags) {
-  const auto refuse = [](const char* what) {
-    return absl::InvalidArgumentError(what);
-  };
+  const auto refuse = [](const char* what) { return UsageError(what); };
   if (flags.kv_offload_bytes > 0 && !flags.prefix_caching) {
     return refuse(
         "--kv-offload-bytes keeps what the prefix cache evicts: give it with "
@@ -378,8 +377,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   }
 
   if (flags.block_size % 8 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--block-size is ", flags.block_size, ", expected a multiple of 8"));
+    return UsageError(absl::StrCat("--block-size is ", flags.block_size,
+                                   ", expected a multiple of 8"));
   }
   const absl::Status offload = CheckOffload(flags);
   if (!offload.ok()) return offload;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/chat/chat.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/read_file.h"
 #include "common/utf8.h"
 
@@ -138,12 +139,12 @@ absl::Status ChatSession::FillSampling(v1::GenerateRequest* request) const {
   const v1::OutputOptions& output = request->output();
   if (output.has_logprobs() || output.has_prompt_logprobs() ||
       output.has_attention()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "a chat shows text alone: leave out logprobs, prompt-logprobs and "
         "attention, which tandem generate --chat --json prints");
   }
   if (request->sampling().n() > 1 || request->has_beam()) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "a chat has one answer: leave out n, best-of and beam-width");
   }
   return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/explain/chosen_formats.h"
 #include "cli/explain/counts.h"
+#include "common/lifecycle.h"
 #include "common/progress.h"
 #include "engine/engine.h"
 #include "engine/model/forward.h"
@@ -143,8 +144,8 @@ std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {
 
 absl::StatusOr<Plan> MakePlan(const PlanInput& input) {
   if (input.block_size % 8 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--block-size is ", input.block_size, ", expected a multiple of 8"));
+    return UsageError(absl::StrCat("--block-size is ", input.block_size,
+                                   ", expected a multiple of 8"));
   }
   const engine::ModelSpec& spec = input.spec;
   const explain::Formats formats = ChooseFormats(input);

@@ -153,9 +153,8 @@ absl::StatusOr<Credentials> LoadCredentials(const std::string& cert_path,
                                             const std::string& ca_path,
                                             const PemFlags& flags) {
   if (cert_path.empty() != key_path.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "TLS_PAIR",
-                     absl::StrCat(flags.cert, " and ", flags.key,
-                                  " come together: set both or neither"));
+    return UsageError(absl::StrCat(flags.cert, " and ", flags.key,
+                                   " come together: set both or neither"));
   }
   Credentials tls;
   auto cert = ReadPem(flags.cert, cert_path, "-----BEGIN CERTIFICATE-----");

@@ -463,6 +463,18 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     EXPECT_NE(result.output.find(c.says), std::string::npos)
         << c.arguments << ": " << result.output;
   }
+  // What the command line has wrong is so in every program.
+  for (const std::string& command :
+       {"tandem plan " + EmbeddedModel() + " --block-size 10",
+        std::string("tandem keys new 'a b' --api-keys-file /no/such/file"),
+        "tandem-decode --router 127.0.0.1:1 --block-size 10 " + EmbeddedModel(),
+        "tandem-decode --router 127.0.0.1:1 --kv-offload-path x " +
+            EmbeddedModel(),
+        "tandem-router --ssl-certfile x " + EmbeddedModel()}) {
+    const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
+    EXPECT_EQ(result.code, 2) << command << ": " << result.output;
+  }
+  EXPECT_EQ(Shell("echo hi | " + Tandem("chat --n 2 2>&1")).code, 2);
   // Text that protobuf would not send, of the command line and of a file.
   for (const char* const command :
        {"generate --stop $(printf 'caf\\351') hi",
