@@ -61,6 +61,10 @@ void ChatSession::Tell(const absl::Status& status) {
 bool ChatSession::HandleLine(const std::string& line) {
   const std::string text(absl::StripAsciiWhitespace(line));
   if (text.empty()) return true;
+  if (ValidUtf8(text) != text) {
+    Tell(absl::InvalidArgumentError("this line is not UTF-8 text"));
+    return true;
+  }
   if (text.front() == '/') return HandleCommand(text);
   conversation_.Add("user", line);
   Respond();

@@ -474,6 +474,11 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
     EXPECT_EQ(result.code, 2) << command << ": " << result.output;
   }
+  const Result twice =
+      Shell("echo hi | " + Tandem("chat --router 127.0.0.1:1 2>&1"));
+  EXPECT_EQ(twice.output.find("no router answers"),
+            twice.output.rfind("no router answers"))
+      << twice.output;
   EXPECT_EQ(Shell("echo hi | " + Tandem("chat --n 2 2>&1")).code, 2);
   // Text that protobuf would not send, of the command line and of a file.
   for (const char* const command :
