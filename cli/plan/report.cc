@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "cli/explain/counts.h"
 #include "cli/plan/figures.h"
 #include "common/progress.h"
@@ -29,15 +30,24 @@ std::string ServedModel(const std::string& model) {
   return folder.empty() ? "." : folder;
 }
 
+// As one word of a shell.
+std::string Quoted(const std::string& word) {
+  constexpr char kPlain[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./:@%+-";
+  if (word.find_first_not_of(kPlain) == std::string::npos) return word;
+  return absl::StrCat("'", absl::StrReplaceAll(word, {{"'", "'\\''"}}), "'");
+}
+
 // A command that does as planned: what was given, and what it needs besides,
 // as a CPU's cache is 1 GiB unless it is told.
 std::string ServeLine(const PlanInput& input, const Plan& plan) {
   const PlanInput defaults;
-  std::string line = absl::StrCat("tandem serve ", ServedModel(input.model));
+  std::string line =
+      absl::StrCat("tandem serve ", Quoted(ServedModel(input.model)));
   const auto add = [&](const char* flag, const auto& value, const auto& usual) {
     if (value != usual) absl::StrAppend(&line, " --", flag, " ", value);
   };
-  add("revision", input.revision, defaults.revision);
+  add("revision", Quoted(input.revision), defaults.revision);
   add("prefill", input.workers == 1 ? 0 : 1, -1);
   add("decode", std::max(1, input.workers - 1), -1);
   add("device", input.device, defaults.device);

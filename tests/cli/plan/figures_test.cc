@@ -374,6 +374,9 @@ TEST(PlanTest, TheServeLineHasWhatWasGiven) {
                      : std::string(plan.status().message());
   };
   EXPECT_EQ(line(), "tandem serve model --prefill 0 --decode 1");
+  input.model = "my model's";
+  EXPECT_EQ(line(), "tandem serve 'my model'\\''s' --prefill 0 --decode 1");
+  input.model = "model";
   input.model = "org/name";
   input.revision = "v2";
   input.workers = 3;
