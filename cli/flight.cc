@@ -131,10 +131,19 @@ absl::Status FlightCommand::Run() {
   const std::string request =
       request_.empty() ? "" : absl::StrCat(" request=", request_.substr(0, 16));
   std::vector<Line> lines;
+  bool any = false;
+  absl::Status failed;
   for (const std::filesystem::path& path : files) {
     const absl::Status read = Read(path, request, &lines);
-    if (!read.ok()) return read;
+    if (read.ok()) {
+      any = true;
+      continue;
+    }
+    failed = read;
+    // The others still tell their part.
+    if (files.size() > 1) std::cerr << "left out: " << read.message() << "\n";
   }
+  if (!any) return failed;
   std::stable_sort(
       lines.begin(), lines.end(),
       [](const Line& a, const Line& b) { return a.time < b.time; });

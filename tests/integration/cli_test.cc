@@ -376,6 +376,13 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
                                     HasSubstr(" registered decode=decode-0"),
                                     HasSubstr(" prefill=prefill-0 decode="),
                                     Not(HasSubstr("Zanzibar"))));
+  // A file that is no record leaves the others to be read.
+  std::ofstream(flights + "/foreign.flight") << "a log\n";
+  const Result foreign = Shell(Tandem("flight " + flights + " 2>&1"));
+  EXPECT_EQ(foreign.code, 0);
+  EXPECT_THAT(foreign.output,
+              testing::AllOf(HasSubstr("foreign.flight is no flight record\n"),
+                             HasSubstr(crashed)));
   // One request, as both saw it.
   const size_t at = story.find(" ended request=");
   ASSERT_NE(at, std::string::npos) << story;
