@@ -56,7 +56,8 @@ absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
   return absl::UnavailableError(
       absl::StrCat(told.message(),
                    "; if this cluster has TLS, give --tls-cert, --tls-key and "
-                   "--tls-ca"));
+                   "--tls-ca, or https:// before the address alone where its "
+                   "certificate is a public one"));
 }
 
 absl::Status CheckUtf8(std::string_view what, std::string_view text) {

@@ -324,7 +324,9 @@ TEST(CliTest, WhatServeSaysToTryWorksUnderMutualTls) {
     EXPECT_EQ(plain.code, 1) << command;
     EXPECT_THAT(plain.output,
                 HasSubstr("; if this cluster has TLS, give --tls-cert, "
-                          "--tls-key and --tls-ca\n"))
+                          "--tls-key and --tls-ca, or https:// before the "
+                          "address alone where its certificate is a public "
+                          "one\n"))
         << command;
   }
   EXPECT_EQ(served.Stop(SIGTERM), 143);
