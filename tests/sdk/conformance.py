@@ -6,12 +6,15 @@ threads and by asyncio; and fold.json, without a server.
 """
 
 import asyncio
+import copy
 import json
 import pathlib
+import pickle
 import sys
 import time
 from typing import Any
 
+import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
 from tandem import AsyncClient, Client, TandemError
 from tandem.client import _Answer
@@ -154,27 +157,46 @@ async def leave_async(client: AsyncClient) -> str:
     return "" if code.name == "CANCELLED" else f"{LEFT}: {code}"
 
 
-async def all_async(address: str) -> list[str]:
+async def all_async(address: str) -> list[tuple[str, str]]:
     async with AsyncClient(address) as client:
-        results = [await run_async(client, case) for case in CASES]
-        return [*results, await leave_async(client)]
+        results = [(case["name"], await run_async(client, case)) for case in CASES]
+        return [
+            *results,
+            (LEFT, await leave_async(client)),
+        ]
+
+
+COPIED = "errors can be pickled and copied"
+
+
+def copied() -> str:
+    error = TandemError(grpc.StatusCode.UNAVAILABLE, "draining")
+    error.reason, error.metadata, error.retry_after = "DRAINING", {"a": "b"}, 1.5
+    for other in pickle.loads(pickle.dumps(error)), copy.deepcopy(error):
+        if vars(other) != vars(error) or str(other) != str(error):
+            return f"{other!r} {vars(other)}"
+    return "" if str(error) == "UNAVAILABLE (DRAINING): draining" else str(error)
 
 
 def main() -> None:
     address = sys.argv[1]
     start = time.monotonic()
     with Client(address) as client:
-        results = {"threads": [run(client, case) for case in CASES]}
-        results["threads"].append(leave(client))
-    results["asyncio"] = asyncio.run(all_async(address))
-    results["threads"].append(fold())
+        threads = [(case["name"], run(client, case)) for case in CASES]
+        threads.append((LEFT, leave(client)))
+    results = {
+        "threads": threads,
+        "asyncio": asyncio.run(all_async(address)),
+        "alone": [(FOLDED, fold()), (COPIED, copied())],
+    }
     failed = 0
     for kind, verdicts in results.items():
-        for name, wrong in zip([c["name"] for c in CASES] + [LEFT, FOLDED], verdicts):
+        for name, wrong in verdicts:
             if wrong:
                 failed += 1
                 print(f"python {kind}: {name}: {wrong}")
-    print(f"python: {2 * len(CASES) + 3 - failed} passed, {failed} failed, "
+    passed = sum(map(len, results.values())) - failed
+    print(f"python: {passed} passed, {failed} failed, "
           f"{time.monotonic() - start:.1f} s")
     raise SystemExit(failed > 0)
 

@@ -107,8 +107,13 @@ class TandemError(Exception):
         for key, value in trailing or ():
             if key == "grpc-status-details-bin":
                 self._read(value)
+        # As this takes them: pickle and copy make one of its arguments, and
+        # then give it the attributes.
+        super().__init__(code, message)
+
+    def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
-        super().__init__(f"{self.code.name}{reason}: {self.message}")
+        return f"{self.code.name}{reason}: {self.message}"
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> TandemError:
