@@ -12,6 +12,7 @@ import pathlib
 import pickle
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -149,6 +150,34 @@ def leave(client: Client) -> str:
     return "" if code.name == "CANCELLED" else f"{LEFT}: {code}"
 
 
+CANCELLED = "TandemError CANCELLED"
+LEFT_COLLECT = "collect after a left loop is CANCELLED"
+
+
+def outcome(error: BaseException) -> str:
+    code = f" {error.code.name}" if isinstance(error, TandemError) else ""
+    return type(error).__name__ + code
+
+
+def ends(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except TandemError as error:
+        return outcome(error)
+    return "no error"
+
+
+def judge(got: list[str]) -> str:
+    return "" if all(g == CANCELLED for g in got) else str(got)
+
+
+def collect_left(client: Client) -> str:
+    stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
+    for _ in stream:
+        break
+    return judge([ends(stream.collect)])
+
+
 async def leave_async(client: AsyncClient) -> str:
     stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
     async for _ in stream:
@@ -157,12 +186,44 @@ async def leave_async(client: AsyncClient) -> str:
     return "" if code.name == "CANCELLED" else f"{LEFT}: {code}"
 
 
+async def ends_async(call: Awaitable) -> str:
+    try:
+        await call
+    except (TandemError, asyncio.CancelledError) as error:
+        return outcome(error)
+    return "no error"
+
+
+async def collect_left_async(client: AsyncClient) -> str:
+    stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
+    async for _ in stream:
+        break
+    return judge([await ends_async(stream.collect())])
+
+
+CANCELS = "a task's own cancellation goes on"
+
+
+async def cancels_async(client: AsyncClient) -> str:
+    request = ParseDict(LONG, pb.GenerateRequest())
+    got = []
+    for call in client.generate_once(request), client.generate(request).collect():
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait([task])
+        got.append(task.cancelled())
+    return "" if all(got) else str(got)
+
+
 async def all_async(address: str) -> list[tuple[str, str]]:
     async with AsyncClient(address) as client:
         results = [(case["name"], await run_async(client, case)) for case in CASES]
         return [
             *results,
             (LEFT, await leave_async(client)),
+            (LEFT_COLLECT, await collect_left_async(client)),
+            (CANCELS, await cancels_async(client)),
         ]
 
 
@@ -184,6 +245,7 @@ def main() -> None:
     with Client(address) as client:
         threads = [(case["name"], run(client, case)) for case in CASES]
         threads.append((LEFT, leave(client)))
+        threads.append((LEFT_COLLECT, collect_left(client)))
     results = {
         "threads": threads,
         "asyncio": asyncio.run(all_async(address)),

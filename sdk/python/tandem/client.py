@@ -131,6 +131,17 @@ class TandemError(Exception):
                 self.retry_after = delay.ToTimedelta().total_seconds()
 
 
+def _task_cancelled() -> bool:
+    """Whose an asyncio.CancelledError is: the task's own, which goes on, or
+    gRPC's word for a call that this client ended."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancelled() -> TandemError:
+    return TandemError(grpc.StatusCode.CANCELLED, "cancelled by this client")
+
+
 class _Answer:
     """Folds a stream's events into what GenerateOnce would have answered."""
 
@@ -218,7 +229,6 @@ class AsyncStream:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._answer = _Answer()
-        self._cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[pb.GenerateDelta]:
         try:
@@ -229,12 +239,9 @@ class AsyncStream:
         except grpc.RpcError as error:
             raise TandemError.of(error) from None
         except asyncio.CancelledError:
-            # gRPC's word for its call; a task's own cancellation goes on.
-            if not self._cancelled:
+            if _task_cancelled():
                 raise
-            raise TandemError(
-                grpc.StatusCode.CANCELLED, "cancelled by this client"
-            ) from None
+            raise _cancelled() from None
         finally:
             self._call.cancel()
 
@@ -244,7 +251,6 @@ class AsyncStream:
         return self._answer.response
 
     def cancel(self) -> None:
-        self._cancelled = True
         self._call.cancel()
 
     @property
@@ -389,3 +395,7 @@ class AsyncClient(_Base):
                 request, timeout=self._time(timeout), metadata=self._metadata)
         except grpc.RpcError as error:
             raise TandemError.of(error) from None
+        except asyncio.CancelledError:
+            if _task_cancelled():
+                raise
+            raise _cancelled() from None
