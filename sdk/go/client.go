@@ -22,6 +22,7 @@ import (
 	"iter"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -149,6 +150,8 @@ type Client struct {
 	conn *grpc.ClientConn
 	stub tandempb.InferenceServiceClient
 	key  string
+
+	closing sync.Once
 }
 
 // New does not wait for the connection: the first call does.
@@ -170,10 +173,16 @@ func New(options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{conn, tandempb.NewInferenceServiceClient(conn), options.APIKey}, nil
+	return &Client{conn: conn, stub: tandempb.NewInferenceServiceClient(conn), key: options.APIKey}, nil
 }
 
-func (c *Client) Close() error { return c.conn.Close() }
+// Close ends what still runs with codes.Canceled, and so do calls after it. Once
+// closed, it does nothing.
+func (c *Client) Close() error {
+	var err error
+	c.closing.Do(func() { err = c.conn.Close() })
+	return err
+}
 
 func (c *Client) context(ctx context.Context) context.Context {
 	if c.key == "" {

@@ -178,6 +178,41 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+func TestCloseEndsWhatRunsAndCallsAfterIt(t *testing.T) {
+	if os.Getenv("TANDEM_ADDRESS") == "" {
+		t.Skip("TANDEM_ADDRESS is not set: scripts/sdk.sh runs this")
+	}
+	request := &tandempb.GenerateRequest{
+		Prompt:   &tandempb.GenerateRequest_Text{Text: "a"},
+		Sampling: &tandempb.SamplingOptions{Temperature: proto.Float32(0)},
+		Stopping: &tandempb.StoppingOptions{
+			MaxTokens: proto.Int32(900), IgnoreEos: proto.Bool(true)},
+	}
+	client, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	stream, err := client.Generate(ctx, request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if err := client.Close(); err != nil {
+			t.Errorf("Close %d: %v", i, err)
+		}
+	}
+	_, running := stream.Collect()
+	_, once := client.GenerateOnce(ctx, request)
+	_, streaming := client.Generate(ctx, request)
+	for _, err := range []error{running, once, streaming} {
+		var e *Error
+		if !errors.As(err, &e) || codeName(e) != "CANCELLED" {
+			t.Errorf("%v is not CANCELLED", err)
+		}
+	}
+}
+
 func TestStreamsFoldIntoOneAnswer(t *testing.T) {
 	text, err := os.ReadFile("../../tests/sdk/fold.json")
 	if err != nil {

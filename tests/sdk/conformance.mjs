@@ -118,6 +118,60 @@ async function fold() {
     : `${JSON.stringify(GenerateOnceResponse.toJSON(got))}, not ${JSON.stringify(want)}`;
 }
 
+const LONG = {
+  text: "a",
+  sampling: { temperature: 0 },
+  stopping: { max_tokens: 900, ignore_eos: true },
+};
+
+// What is not CANCELLED of the ends of `calls`; or "".
+async function cancelled(calls) {
+  for (const call of calls) {
+    try {
+      await call();
+      return "no error";
+    } catch (error) {
+      if (!(error instanceof TandemError) || error.code !== "CANCELLED") return `${error.stack}`;
+    }
+  }
+  return "";
+}
+
+async function collectLeft() {
+  const stream = client.generate(LONG);
+  for await (const _ of stream) break;
+  return cancelled([() => stream.collect()]);
+}
+
+async function close() {
+  const closed = new Client({ address: process.argv[2] });
+  const deltas = closed.generate(LONG)[Symbol.asyncIterator]();
+  await deltas.next();
+  const once = closed.generateOnce(LONG);
+  closed.close();
+  closed.close();
+  const rest = async () => {
+    while (!(await deltas.next()).done);
+  };
+  return cancelled([
+    () => once,
+    rest,
+    () => closed.generateOnce(LONG),
+    async () => closed.generate(LONG).collect(),
+  ]);
+}
+
+// The constructor throws for an address that says nothing.
+async function defaults() {
+  process.env.TANDEM_ADDRESS = "";
+  try {
+    new Client().close();
+    return "";
+  } catch (error) {
+    return error.message;
+  }
+}
+
 const start = Date.now();
 let failed = 0;
 function judge(name, wrong) {
@@ -126,8 +180,15 @@ function judge(name, wrong) {
   console.log(`typescript: ${name}: ${wrong}`);
 }
 for (const c of cases) judge(c.name, await verdict(c));
-judge("a stream's events make one answer", await fold());
+const others = [
+  ["a stream's events make one answer", fold],
+  ["collect after a left loop is CANCELLED", collectLeft],
+  ["close ends what runs, and calls after it, with CANCELLED", close],
+  ["an empty TANDEM_ADDRESS is the default", defaults],
+];
+for (const [name, check] of others) judge(name, await check());
 client.close();
+const total = cases.length + others.length;
 const seconds = ((Date.now() - start) / 1000).toFixed(1);
-console.log(`typescript: ${cases.length + 1 - failed} passed, ${failed} failed, ${seconds} s`);
+console.log(`typescript: ${total - failed} passed, ${failed} failed, ${seconds} s`);
 process.exitCode = failed > 0 ? 1 : 0;

@@ -8,16 +8,19 @@ threads and by asyncio; and fold.json, without a server.
 import asyncio
 import copy
 import json
+import os
 import pathlib
 import pickle
 import sys
 import time
+import unittest.mock
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
-from tandem import AsyncClient, Client, TandemError
+from grpc.aio import UsageError
+from tandem import AsyncClient, Client, Options, TandemError
 from tandem.client import _Answer
 from tandem.v1 import inference_pb2 as pb
 
@@ -152,6 +155,7 @@ def leave(client: Client) -> str:
 
 CANCELLED = "TandemError CANCELLED"
 LEFT_COLLECT = "collect after a left loop is CANCELLED"
+CLOSED = "close ends what runs, and calls after it, with CANCELLED"
 
 
 def outcome(error: BaseException) -> str:
@@ -162,7 +166,7 @@ def outcome(error: BaseException) -> str:
 def ends(call: Callable[[], Any]) -> str:
     try:
         call()
-    except TandemError as error:
+    except (TandemError, ValueError) as error:
         return outcome(error)
     return "no error"
 
@@ -178,6 +182,20 @@ def collect_left(client: Client) -> str:
     return judge([ends(stream.collect)])
 
 
+def close(address: str) -> str:
+    request = ParseDict(LONG, pb.GenerateRequest())
+    client = Client(address)
+    stream = iter(client.generate(request))
+    next(stream)
+    client.close()
+    client.close()
+    return judge([
+        ends(lambda: list(stream)),
+        ends(lambda: client.generate_once(request)),
+        ends(lambda: client.generate(request).collect()),
+    ])
+
+
 async def leave_async(client: AsyncClient) -> str:
     stream = client.generate(ParseDict(LONG, pb.GenerateRequest()))
     async for _ in stream:
@@ -189,7 +207,7 @@ async def leave_async(client: AsyncClient) -> str:
 async def ends_async(call: Awaitable) -> str:
     try:
         await call
-    except (TandemError, asyncio.CancelledError) as error:
+    except (TandemError, UsageError, asyncio.CancelledError) as error:
         return outcome(error)
     return "no error"
 
@@ -199,6 +217,27 @@ async def collect_left_async(client: AsyncClient) -> str:
     async for _ in stream:
         break
     return judge([await ends_async(stream.collect())])
+
+
+async def close_async(address: str) -> str:
+    request = ParseDict(LONG, pb.GenerateRequest())
+    client = AsyncClient(address)
+    # asyncio.wait: gather would take a CancelledError for its own.
+    running = [
+        asyncio.create_task(ends_async(client.generate_once(request))),
+        asyncio.create_task(ends_async(client.generate(request).collect())),
+    ]
+    await asyncio.sleep(0.05)
+    await client.close()
+    await client.close()
+    got = [await task for task in running]
+
+    async def collect() -> Any:
+        return await client.generate(request).collect()
+
+    got.append(await ends_async(client.generate_once(request)))
+    got.append(await ends_async(collect()))
+    return judge(got)
 
 
 CANCELS = "a task's own cancellation goes on"
@@ -224,6 +263,7 @@ async def all_async(address: str) -> list[tuple[str, str]]:
             (LEFT, await leave_async(client)),
             (LEFT_COLLECT, await collect_left_async(client)),
             (CANCELS, await cancels_async(client)),
+            (CLOSED, await close_async(address)),
         ]
 
 
@@ -239,6 +279,15 @@ def copied() -> str:
     return "" if str(error) == "UNAVAILABLE (DRAINING): draining" else str(error)
 
 
+DEFAULTS = "an empty TANDEM_ADDRESS is the default"
+
+
+def defaults() -> str:
+    with unittest.mock.patch.dict(os.environ, {"TANDEM_ADDRESS": ""}):
+        address = Options().resolved().address
+    return "" if address == "127.0.0.1:50051" else repr(address)
+
+
 def main() -> None:
     address = sys.argv[1]
     start = time.monotonic()
@@ -246,10 +295,11 @@ def main() -> None:
         threads = [(case["name"], run(client, case)) for case in CASES]
         threads.append((LEFT, leave(client)))
         threads.append((LEFT_COLLECT, collect_left(client)))
+    threads.append((CLOSED, close(address)))
     results = {
         "threads": threads,
         "asyncio": asyncio.run(all_async(address)),
-        "alone": [(FOLDED, fold()), (COPIED, copied())],
+        "alone": [(FOLDED, fold()), (COPIED, copied()), (DEFAULTS, defaults())],
     }
     failed = 0
     for kind, verdicts in results.items():

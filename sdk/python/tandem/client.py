@@ -57,7 +57,7 @@ class Options:
 
     def resolved(self) -> Options:
         def of(value: str | None, name: str, default: str = "") -> str:
-            return os.environ.get(name, default) if value is None else value
+            return (os.environ.get(name) or default) if value is None else value
 
         found = Options(
             address=of(self.address, "TANDEM_ADDRESS", "127.0.0.1:50051"),
@@ -138,8 +138,8 @@ def _task_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _cancelled() -> TandemError:
-    return TandemError(grpc.StatusCode.CANCELLED, "cancelled by this client")
+def _cancelled(why: str = "cancelled by this client") -> TandemError:
+    return TandemError(grpc.StatusCode.CANCELLED, why)
 
 
 class _Answer:
@@ -265,9 +265,17 @@ class _Base:
             options = dataclasses.replace(options, address=address)
         self._options = options.resolved()
         self._metadata = self._options.metadata()
+        self._closed = False
 
-    def _time(self, timeout: float | None) -> float | None:
-        return self._options.timeout if timeout is None else timeout
+    def _start(self, method: Any, request: Any, timeout: float | None) -> Any:
+        time = self._options.timeout if timeout is None else timeout
+        try:
+            return method(request, timeout=time, metadata=self._metadata)
+        except (ValueError, grpc.aio.UsageError):
+            # gRPC's, of threads and of asyncio, for a channel that is closed.
+            if not self._closed:
+                raise
+            raise _cancelled("the client is closed") from None
 
 
 class Client(_Base):
@@ -293,13 +301,13 @@ class Client(_Base):
         self.close()
 
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
 
     def generate(
         self, request: pb.GenerateRequest, timeout: float | None = None
     ) -> Stream:
-        return Stream(self._stub.Generate(
-            request, timeout=self._time(timeout), metadata=self._metadata))
+        return Stream(self._start(self._stub.Generate, request, timeout))
 
     def generate_once(
         self, request: pb.GenerateRequest, timeout: float | None = None
@@ -326,8 +334,7 @@ class Client(_Base):
 
     def _unary(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
-            return method(
-                request, timeout=self._time(timeout), metadata=self._metadata)
+            return self._start(method, request, timeout)
         except grpc.RpcError as error:
             raise TandemError.of(error) from None
 
@@ -355,13 +362,13 @@ class AsyncClient(_Base):
         await self.close()
 
     async def close(self) -> None:
+        self._closed = True
         await self._channel.close()
 
     def generate(
         self, request: pb.GenerateRequest, timeout: float | None = None
     ) -> AsyncStream:
-        return AsyncStream(self._stub.Generate(
-            request, timeout=self._time(timeout), metadata=self._metadata))
+        return AsyncStream(self._start(self._stub.Generate, request, timeout))
 
     async def generate_once(
         self, request: pb.GenerateRequest, timeout: float | None = None
@@ -391,8 +398,7 @@ class AsyncClient(_Base):
 
     async def _unary(self, method: Any, request: Any, timeout: float | None) -> Any:
         try:
-            return await method(
-                request, timeout=self._time(timeout), metadata=self._metadata)
+            return await self._start(method, request, timeout)
         except grpc.RpcError as error:
             raise TandemError.of(error) from None
         except asyncio.CancelledError:

@@ -95,6 +95,12 @@ export class TandemError extends Error {
   }
 }
 
+function cancelled(details: string): TandemError {
+  const code = grpc.status.CANCELLED;
+  const metadata = new grpc.Metadata();
+  return new TandemError(Object.assign(new Error(details), { code, details, metadata }));
+}
+
 /** Adds the pieces of calls to the calls that they belong to. */
 function joinToolCalls(pieces: ToolCallDelta[], calls: ToolCall[]): void {
   for (const piece of pieces) {
@@ -136,6 +142,10 @@ export class Stream implements AsyncIterable<GenerateDelta> {
     } catch (error) {
       if (error instanceof Error && "code" in error && "details" in error) {
         throw new TandemError(error as grpc.ServiceError);
+      }
+      // Node's word for a stream whose loop was left before.
+      if (error instanceof Error && error.name === "AbortError") {
+        throw cancelled("cancelled by this client");
       }
       throw error;
     } finally {
@@ -200,6 +210,8 @@ export class Client {
   readonly #stub: InferenceServiceClient;
   readonly #metadata = new grpc.Metadata();
   readonly #timeoutMs: number | undefined;
+  readonly #running = new Set<grpc.Call>();
+  #closed = false;
 
   constructor(options: Options = {}) {
     const env = process.env;
@@ -211,7 +223,7 @@ export class Client {
     if (cert && !ca) throw new Error("cert (TANDEM_CERT) needs ca (TANDEM_CA)");
     const read = (path?: string) => (path ? readFileSync(path) : null);
     this.#stub = new InferenceServiceClient(
-      options.address ?? env.TANDEM_ADDRESS ?? "127.0.0.1:50051",
+      options.address ?? (env.TANDEM_ADDRESS || "127.0.0.1:50051"),
       ca
         ? grpc.credentials.createSsl(read(ca), read(key), read(cert))
         : grpc.credentials.createInsecure(),
@@ -227,7 +239,10 @@ export class Client {
     this.#timeoutMs = options.timeoutMs;
   }
 
+  /** Ends what still runs with CANCELLED, and so do calls after it. */
   close(): void {
+    this.#closed = true;
+    for (const call of this.#running) call.cancel();
     this.#stub.close();
   }
 
@@ -237,6 +252,8 @@ export class Client {
       this.#metadata,
       this.#call(options),
     );
+    this.#running.add(call);
+    call.once("status", () => this.#running.delete(call));
     return new Stream(call, options.signal);
   }
 
@@ -292,6 +309,7 @@ export class Client {
   }
 
   #call(options: CallOptions): Partial<grpc.CallOptions> {
+    if (this.#closed) throw cancelled("the client is closed");
     const timeoutMs = options.timeoutMs ?? this.#timeoutMs;
     return timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs };
   }
@@ -304,9 +322,11 @@ export class Client {
     return new Promise((resolve, reject) => {
       const call = method(request, this.#metadata, this.#call(options), (error, response) => {
         options.signal?.removeEventListener("abort", stop);
+        this.#running.delete(call);
         if (error) reject(new TandemError(error));
         else resolve(response);
       });
+      this.#running.add(call);
       const stop = () => call.cancel();
       if (options.signal?.aborted) stop();
       options.signal?.addEventListener("abort", stop, { once: true });
