@@ -143,7 +143,9 @@ class ServerStreamCall final : public ServerCall<Out, In>,
   void End() override { this->Finish(this->FinalStatus()); }
 };
 
-// Send sets the response, Close(OK) sends it.
+// The first Send sends the headers: from then on the call has begun, and a
+// client does not repeat it by itself. Send sets the response, Close(OK) sends
+// the last one.
 template <typename Out, typename In>
 class ServerUnaryCall final : public ServerCall<Out, In>,
                               public grpc::ServerUnaryReactor {
@@ -153,6 +155,7 @@ class ServerUnaryCall final : public ServerCall<Out, In>,
       : ServerCall<Out, In>(loop, context), response_(response) {
     this->Receive(request);
   }
+  void OnSendInitialMetadataDone(bool ok) override { this->WriteDone(ok); }
   void OnCancel() override { this->Cancelled(); }
   void OnDone() override { this->Done(); }
 
@@ -160,11 +163,16 @@ class ServerUnaryCall final : public ServerCall<Out, In>,
   void ReadOp(In*) override {}
   void WriteOp(const Out* message) override {
     *response_ = *message;
-    this->WriteDone(true);
+    if (std::exchange(begun_, true)) {
+      this->WriteDone(true);
+    } else {
+      this->StartSendInitialMetadata();
+    }
   }
   void End() override { this->Finish(this->FinalStatus()); }
 
   Out* const response_;
+  bool begun_ = false;
 };
 
 template <typename Out, typename In>

@@ -41,6 +41,8 @@ class FoldingStream final : public ClientStream {
     switch (event.event_case()) {
       case v1::GenerateResponse::kStarted:
         *answer_.mutable_started() = std::move(*event.mutable_started());
+        // What has begun is not to be repeated: this sends the headers.
+        call_->Send({});
         return;
       case v1::GenerateResponse::kDelta: {
         v1::GeneratedSequence* const s = Sequence(event.delta().index());

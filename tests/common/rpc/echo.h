@@ -5,6 +5,8 @@
 #ifndef TANDEM_TESTS_COMMON_RPC_ECHO_H_
 #define TANDEM_TESTS_COMMON_RPC_ECHO_H_
 
+#include <grpcpp/create_channel.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -52,6 +54,18 @@ inline EchoResponse Response(int64_t number, size_t bytes = 0) {
   response.set_number(number);
   response.set_payload(std::string(bytes, 'y'));
   return response;
+}
+
+// One whose calls gRPC tries three times, as the client libraries in sdk/ do.
+inline std::shared_ptr<grpc::Channel> RetryingChannel(
+    const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetServiceConfigJSON(R"({"methodConfig": [{"name": [{}],
+      "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.01s",
+                      "maxBackoff": "0.01s", "backoffMultiplier": 1,
+                      "retryableStatusCodes": ["UNAVAILABLE"]}}]})");
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(),
+                                   arguments);
 }
 
 class EchoServer final : public EchoService::CallbackService {

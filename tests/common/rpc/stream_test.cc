@@ -439,5 +439,31 @@ TEST_F(StreamTest, UnaryDeliversOneMessageOrAnError) {
   });
 }
 
+// Clients with retries repeat what is UNAVAILABLE, but not after its headers.
+TEST_F(StreamTest, AUnaryCallThatHasBegunIsNotRepeated) {
+  StartServer([](ServerRecorder* server) {
+    server->on_message = [](ServerRecorder* r, const EchoRequest& request) {
+      if (request.number() > 0) r->stream->Send(Response(1));
+      r->stream->Close(absl::UnavailableError("a worker was lost"));
+    };
+  });
+  const auto stub = EchoService::NewStub(RetryingChannel(server_->address()));
+  const auto once = [&](int64_t number) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(60));
+    EchoResponse response;
+    return stub->Once(&context, Request(number), &response).error_code();
+  };
+  const auto calls = [&] {
+    MutexLock lock(&mutex_);
+    return calls_.size();
+  };
+  EXPECT_EQ(once(1), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(calls(), 1u);
+  EXPECT_EQ(once(0), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(calls(), 4u);
+}
+
 }  // namespace
 }  // namespace tandem::rpc

@@ -47,10 +47,19 @@ TEST_F(FoldTest, EventsBecomeOneAnswer) {
   w.decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
   w.Settle();
   EXPECT_TRUE(once.status.ok()) << once.status;
+  ASSERT_EQ(once.sent.size(), 2u);  // the headers, and the answer
+  EXPECT_EQ(once.sent[1].sequences(0).token_ids_size(), 64);
+  EXPECT_EQ(once.sent[1].sequences(0).text().size(), 64u);
+  EXPECT_EQ(once.sent[1].done().usage().completion_tokens(), 64);
+}
+
+// A client's own retries repeat a call that fails before its headers.
+TEST_F(FoldTest, TheHeadersAreSentWhenTheRequestBegins) {
+  Begin(1 << 20);
   ASSERT_EQ(once.sent.size(), 1u);
-  EXPECT_EQ(once.sent[0].sequences(0).token_ids_size(), 64);
-  EXPECT_EQ(once.sent[0].sequences(0).text().size(), 64u);
-  EXPECT_EQ(once.sent[0].done().usage().completion_tokens(), 64);
+  EXPECT_EQ(once.sent[0].ByteSizeLong(), 0u);
+  Tokens(0, 8);
+  EXPECT_EQ(once.sent.size(), 1u);
 }
 
 TEST_F(FoldTest, OneThatGrowsTooLargeIsRefusedAndItsRequestEnds) {
@@ -63,7 +72,7 @@ TEST_F(FoldTest, OneThatGrowsTooLargeIsRefusedAndItsRequestEnds) {
   w.Settle();
   EXPECT_EQ(once.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrorReason(once.status), "ANSWER_TOO_LARGE");
-  EXPECT_TRUE(once.sent.empty());
+  EXPECT_EQ(once.sent.size(), 1u);  // the headers
   EXPECT_TRUE(w.decodes[0].dropped);
   EXPECT_TRUE(w.core->idle());
 }
