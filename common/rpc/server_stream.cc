@@ -8,7 +8,6 @@
 namespace tandem::rpc {
 namespace {
 
-constexpr char kRequestId[] = "x-request-id";
 constexpr size_t kMaxRequestIdBytes = 128;
 
 }  // namespace
@@ -38,10 +37,11 @@ CallInfo MakeCallInfo(const grpc::CallbackServerContext& context) {
   return info;
 }
 
-void EchoRequestId(const CallInfo& info, grpc::CallbackServerContext* context) {
-  const std::string_view id = info.Find(kRequestId);
-  if (id.empty() || id.size() > kMaxRequestIdBytes) return;
-  context->AddInitialMetadata(kRequestId, std::string(id));
+std::string RequestIdToEcho(const grpc::CallbackServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto id = metadata.find(kRequestId);
+  if (id == metadata.end() || id->second.size() > kMaxRequestIdBytes) return "";
+  return {id->second.data(), id->second.size()};
 }
 
 absl::Status CancelReason(const grpc::CallbackServerContext& context) {

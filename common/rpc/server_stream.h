@@ -50,9 +50,13 @@ struct CallInfo {
   std::string_view Find(std::string_view key) const;
 };
 
+inline constexpr char kRequestId[] = "x-request-id";
+
 CallInfo MakeCallInfo(const grpc::CallbackServerContext& context);
-// Sends x-request-id back to the caller, with the first message's headers.
-void EchoRequestId(const CallInfo& info, grpc::CallbackServerContext* context);
+// The caller's x-request-id, which it gets back: in the headers of what has
+// begun, and in the trailers of what failed (ToGrpc). Empty if none came, or
+// one too long.
+std::string RequestIdToEcho(const grpc::CallbackServerContext& context);
 absl::Status CancelReason(const grpc::CallbackServerContext& context);
 
 template <typename Out, typename In>
@@ -71,6 +75,15 @@ class ServerCall : public Call<Out, In> {
   }
 
  protected:
+  // Before each message: whether it is the first, which has the headers. What
+  // is set of them earlier would go with a refusal too, and gRPC's own retries
+  // repeat only one without any.
+  bool Begin() {
+    if (std::exchange(begun_, true)) return false;
+    std::string id = RequestIdToEcho(*context_);
+    if (!id.empty()) context_->AddInitialMetadata(kRequestId, std::move(id));
+    return true;
+  }
   void Cancelled() { this->Broken(CancelReason(*context_)); }
   grpc::Status FinalStatus() {
     return ToGrpc(this->TakeFinalStatus(), context_);
@@ -103,6 +116,7 @@ class ServerCall : public Call<Out, In> {
 
  private:
   grpc::CallbackServerContext* const context_;  // gRPC's, valid until OnDone
+  bool begun_ = false;
   Mutex context_mutex_;
   bool done_ ABSL_GUARDED_BY(context_mutex_) = false;
   std::optional<grpc::Alarm> alarm_ ABSL_GUARDED_BY(context_mutex_);
@@ -120,7 +134,10 @@ class ServerBidiCall final : public ServerCall<Out, In>,
 
  private:
   void ReadOp(In* message) override { this->StartRead(message); }
-  void WriteOp(const Out* message) override { this->StartWrite(message); }
+  void WriteOp(const Out* message) override {
+    this->Begin();
+    this->StartWrite(message);
+  }
   void End() override { this->Finish(this->FinalStatus()); }
 };
 
@@ -139,7 +156,10 @@ class ServerStreamCall final : public ServerCall<Out, In>,
 
  private:
   void ReadOp(In*) override {}
-  void WriteOp(const Out* message) override { this->StartWrite(message); }
+  void WriteOp(const Out* message) override {
+    this->Begin();
+    this->StartWrite(message);
+  }
   void End() override { this->Finish(this->FinalStatus()); }
 };
 
@@ -163,16 +183,15 @@ class ServerUnaryCall final : public ServerCall<Out, In>,
   void ReadOp(In*) override {}
   void WriteOp(const Out* message) override {
     *response_ = *message;
-    if (std::exchange(begun_, true)) {
-      this->WriteDone(true);
-    } else {
+    if (this->Begin()) {
       this->StartSendInitialMetadata();
+    } else {
+      this->WriteDone(true);
     }
   }
   void End() override { this->Finish(this->FinalStatus()); }
 
   Out* const response_;
-  bool begun_ = false;
 };
 
 template <typename Out, typename In>
@@ -180,7 +199,6 @@ void PostAccept(Loop* loop, Call<Out, In>* call,
                 grpc::CallbackServerContext* context,
                 const Accept<Out, In>* accept) {
   CallInfo info = MakeCallInfo(*context);
-  EchoRequestId(info, context);
   auto stream = std::make_unique<CallStream<Out, In>>(call, info.peer);
   // A loop that has stopped destroys the task, and the stream with it: the
   // call ends as cancelled.

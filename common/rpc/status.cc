@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/rpc/server_stream.h"
 #include "common/utf8.h"
 #include "google/rpc/status.pb.h"
 
@@ -68,6 +70,10 @@ grpc::Status ToGrpc(const absl::Status& status) {
 
 grpc::Status ToGrpc(const absl::Status& status,
                     grpc::CallbackServerContext* context) {
+  if (status.ok()) return grpc::Status::OK;
+  if (std::string id = RequestIdToEcho(*context); !id.empty()) {
+    context->AddTrailingMetadata(kRequestId, std::move(id));
+  }
   if (const auto retry_after = RetryAfter(status); retry_after.has_value()) {
     context->AddTrailingMetadata(
         kPushback, std::to_string(absl::ToInt64Milliseconds(*retry_after)

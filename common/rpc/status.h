@@ -15,9 +15,10 @@ namespace tandem::rpc {
 
 grpc::Status ToGrpc(const absl::Status& status);
 
-// The status that ends a call. A RetryAfter also becomes the trailing
-// metadata grpc-retry-pushback-ms, which gRPC clients with retries obey; it is
-// doubled for each attempt that they made before (gRFC A6).
+// The status that ends a call. A failure's trailers repeat the caller's
+// x-request-id. A RetryAfter also becomes the trailing metadata
+// grpc-retry-pushback-ms, which gRPC clients with retries obey; it is doubled
+// for each attempt that they made before (gRFC A6).
 // Call it once per context, before Finish.
 grpc::Status ToGrpc(const absl::Status& status,
                     grpc::CallbackServerContext* context);

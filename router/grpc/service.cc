@@ -101,7 +101,6 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceServer::Generate(
     return new RefusedStream<v1::GenerateResponse>(
         rpc::ToGrpc(admitted.status(), context));
   }
-  rpc::EchoRequestId(info, context);
   auto* call =
       new rpc::ServerStreamCall<v1::GenerateResponse, v1::GenerateRequest>(
           loop_, context, {});
@@ -133,7 +132,6 @@ grpc::ServerUnaryReactor* InferenceServer::GenerateOnce(
   if (const absl::Status fits = FitsOneMessage(*admitted); !fits.ok()) {
     return refuse(fits);
   }
-  rpc::EchoRequestId(info, context);
   auto* call =
       new rpc::ServerUnaryCall<v1::GenerateOnceResponse, v1::GenerateRequest>(
           loop_, context, {}, response);

@@ -87,7 +87,6 @@ grpc::ServerWriteReactor<oe::GenerateResponse>* OpenEngineInference::Generate(
     if (!status.ok()) intake_->CountRefused(Api::kOpenEngine, status);
   }
   if (!status.ok()) return refuse(status);
-  rpc::EchoRequestId(info, context);
   auto* call =
       new rpc::ServerStreamCall<oe::GenerateResponse, v1::GenerateRequest>(
           loop_, context, {});

@@ -435,6 +435,42 @@ TEST_F(ServerTest, TheRequestIdComesBackInTheHeaders) {
   loop_.RunSync([&] { EXPECT_EQ(info_.Find("x-request-id"), "abc-1"); });
 }
 
+// Headers would make a refusal one that gRPC's own retries may not repeat.
+TEST_F(ServerTest, ARefusalHasTheRequestIdInItsTrailersAndIsRepeated) {
+  int calls = 0;
+  EchoServer refusing(&loop_, [&calls](auto stream, CallInfo) {
+    ++calls;
+    stream->Close(absl::UnavailableError("no worker"));
+  });
+  auto server = Server::Start({}, {&refusing});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto stub = EchoService::NewStub(RetryingChannel((*server)->address()));
+  const auto judge = [&](const grpc::ClientContext& context) {
+    EXPECT_TRUE(context.GetServerInitialMetadata().empty());
+    const auto& trailers = context.GetServerTrailingMetadata();
+    ASSERT_EQ(trailers.count("x-request-id"), 1u);
+    EXPECT_EQ(trailers.find("x-request-id")->second, "abc-2");
+    loop_.RunSync([&] { EXPECT_EQ(std::exchange(calls, 0), 3); });
+  };
+  EchoResponse response;
+  {
+    grpc::ClientContext context;
+    context.AddMetadata("x-request-id", "abc-2");
+    EXPECT_EQ(stub->Once(&context, Request(5), &response).error_code(),
+              grpc::StatusCode::UNAVAILABLE);
+    judge(context);
+  }
+  {
+    grpc::ClientContext context;
+    context.AddMetadata("x-request-id", "abc-2");
+    const auto reader = stub->Count(&context, Request(5));
+    EXPECT_FALSE(reader->Read(&response));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+    judge(context);
+  }
+  (*server)->Shutdown(absl::Seconds(10));
+}
+
 // Under the names that boards for gRPC read.
 TEST_F(ServerTest, CallsAreCountedByMethodAndCode) {
   Metrics metrics("test", "");
