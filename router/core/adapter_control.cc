@@ -134,6 +134,8 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
   change.was_served = in_service_.contains(name) || ServedByAny(name);
   change.adapter.set_lora_name(name);
   change.adapter.set_lora_path(path);
+  // A worker that lacks it must not take other content for it.
+  change.adapter.set_digest(DigestInService(name));
   change.due = loop_->Now() + options_->adapter_wait;
   change.done = std::move(done);
   for (const std::string& id : change.waiting) {
@@ -410,6 +412,15 @@ bool AdapterControl::ServedByAny(const std::string& name) const {
                      });
 }
 
+bool AdapterControl::HeldByAny(const std::string& name,
+                               const std::string& digest) const {
+  return std::any_of(registry_->workers().begin(), registry_->workers().end(),
+                     [&](const auto& entry) {
+                       return AdapterDigest(entry.second->hello, name) ==
+                              digest;
+                     });
+}
+
 bool AdapterControl::Told(const std::string& worker_id,
                           const std::string& name) const {
   return std::any_of(commands_.begin(), commands_.end(), [&](const auto& e) {
@@ -419,8 +430,13 @@ bool AdapterControl::Told(const std::string& worker_id,
 
 void AdapterControl::Learn(const v1::AdapterRef& adapter) {
   if (!adapter.in_service() || changes_.contains(adapter.name())) return;
-  in_service_.try_emplace(adapter.name(),
-                          Origin{adapter.path(), adapter.digest()});
+  const Origin theirs{adapter.path(), adapter.digest()};
+  const auto [it, is_new] = in_service_.try_emplace(adapter.name(), theirs);
+  // Who is alone with what it knows was away while another router replaced it.
+  if (!is_new && it->second.digest != theirs.digest &&
+      !HeldByAny(adapter.name(), it->second.digest)) {
+    it->second = theirs;
+  }
 }
 
 void AdapterControl::OnRegistered(const Worker& worker) {
@@ -453,6 +469,7 @@ void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
   const Adapters& now = worker.hello.adapters();
   for (const v1::AdapterRef& adapter : before) {
     if (adapter.in_service() && !changes_.contains(adapter.name()) &&
+        adapter.digest() == DigestInService(adapter.name()) &&
         FindIn(now, adapter.name()) == nullptr) {
       TakeOutOfService(adapter.name());  // by another router
     }
@@ -485,6 +502,11 @@ void AdapterControl::Complete(const Worker& worker) {
     Late& late = late_[{worker.id(), name}];
     if (late.waiting) continue;
     late.waiting = true;
+    // It was away while this one was replaced, and takes commands in order.
+    const v1::AdapterRef* const other = FindIn(worker.hello.adapters(), name);
+    if (other != nullptr && other->in_service()) {
+      SendUnload(worker.id(), name, Command::Of::kNobody);
+    }
     v1::LoraAdapter adapter;
     adapter.set_lora_name(name);
     adapter.set_lora_path(origin.path);
@@ -546,6 +568,11 @@ void AdapterControl::Tick() {
 bool AdapterControl::Closed(const std::string& name) const {
   const auto it = changes_.find(name);
   return it != changes_.end() && !it->second.was_served;
+}
+
+std::string AdapterControl::DigestInService(const std::string& name) const {
+  const auto it = in_service_.find(name);
+  return it == in_service_.end() ? "" : it->second.digest;
 }
 
 std::vector<std::string> AdapterControl::InService() const {

@@ -61,6 +61,8 @@ class AdapterControl {
 
   // Whether new requests must not name it, whoever has it.
   bool Closed(const std::string& name) const;
+  // What the one in service of that name holds; empty: none is.
+  std::string DigestInService(const std::string& name) const;
   // Those that are to be on every worker.
   std::vector<std::string> InService() const;
 
@@ -121,6 +123,7 @@ class AdapterControl {
                          const std::string& path) const;
   absl::Status CheckIdle(const std::string& name) const;
   bool ServedByAny(const std::string& name) const;
+  bool HeldByAny(const std::string& name, const std::string& digest) const;
   bool Told(const std::string& worker_id, const std::string& name) const;
   uint64_t NewCommand(const std::string& worker_id, const std::string& name,
                       Command::Of of);

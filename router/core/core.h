@@ -140,6 +140,9 @@ class RouterCore : private RegistryListener,
                                              bool* full) override;
   bool TakeRetry(const Request& request) override;
   void OnFirstToken() override;
+  std::string DigestInService(const std::string& adapter) const override {
+    return adapter_control_.DigestInService(adapter);
+  }
   void OnSuspect(const Request& request, const v1::WorkerRef& first,
                  const v1::WorkerRef& second) override;
   void OnEnded(Request* request) override;

@@ -544,8 +544,12 @@ v1::AdapterRef Request::AdapterOn(const v1::WorkerHello& worker) const {
 bool Request::HasAdapter(const v1::WorkerHello& worker) const {
   if (effective_.adapter.empty()) return true;
   const std::string digest = AdapterDigest(worker, effective_.adapter);
-  return !digest.empty() && ((output_tokens_.empty() && !scored_by_) ||
-                             digest == adapter_.digest());
+  const bool begun = !output_tokens_.empty() || scored_by_;
+  // A worker that was away may have what others let go since.
+  const std::string wanted =
+      begun ? adapter_.digest()
+            : context_.host->DigestInService(effective_.adapter);
+  return !digest.empty() && (wanted.empty() || digest == wanted);
 }
 
 void Request::Describe(v1::RequestStatus* status) const {

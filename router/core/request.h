@@ -98,6 +98,8 @@ class RequestHost {
   // Two workers crashed while they computed it.
   virtual void OnSuspect(const Request& request, const v1::WorkerRef& first,
                          const v1::WorkerRef& second) = 0;
+  // What the adapter of that name must be; empty: whatever a worker has.
+  virtual std::string DigestInService(const std::string& adapter) const = 0;
   // It has ended and holds nothing; to be destroyed after the callback.
   virtual void OnEnded(Request* request) = 0;
 };

@@ -462,6 +462,62 @@ TEST_F(AdapterControlTest, WorkersThatComeLaterAreToldToLoad) {
   EXPECT_EQ(d.CommandText(), "");
 }
 
+TEST_F(AdapterControlTest, WhoWasAwayWhileItWasReplacedGetsWhatOthersHave) {
+  HaveVerse();
+  d.lease->Break(absl::UnavailableError("reset"));
+  Call* const unload = Unload("verse");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "unload verse");
+    worker->Unloads("verse");
+  }
+  ASSERT_TRUE(unload->ok()) << unload->status();
+  Call* const load = Load("verse", "/other");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load verse");
+    worker->Loads("verse", 'b');
+  }
+  ASSERT_TRUE(load->ok()) << load->status();
+  d.Register();  // as it was
+  for (int i = 0; i < 4; ++i) Ask("verse");
+  EXPECT_THAT(w.decode_ids, ElementsAre("e", "e", "e", "e"));
+  ASSERT_EQ(d.CommandText(), "unload verse");
+  d.Unloads("verse");
+  ASSERT_EQ(d.CommandText(), "load verse");
+  EXPECT_EQ(d.digest, Digest('b'));
+  d.Loads("verse", 'b');
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_EQ(Shown("verse").digest(), Digest('b'));
+  EXPECT_EQ(Shown("verse").workers_size(), 3);
+}
+
+// A router that sees no worker with what it knows was away itself.
+TEST_F(AdapterControlTest, ARouterThatWasAwayLearnsWhatItIsNow) {
+  HaveVerse();
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    worker->lease->Break(absl::UnavailableError("reset"));
+  }
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    worker->Drop([](const v1::AdapterRef&) { return true; });
+    *worker->hello.add_adapters() = Ref("verse", 'b', true);
+    worker->Register();
+    EXPECT_EQ(worker->CommandText(), "");
+  }
+  EXPECT_EQ(Shown("verse").digest(), Digest('b'));
+  Ask("verse");
+  ASSERT_EQ(w.decodes.size(), 1u);
+  EXPECT_EQ(w.decodes[0].sent[0].open().adapter().digest(), Digest('b'));
+}
+
+TEST_F(AdapterControlTest, WhoLacksItTakesNoOtherContent) {
+  HaveVerse();
+  d.Restart();
+  ASSERT_EQ(d.CommandText(), "load verse");
+  d.Answer(StatusCode::kNotFound, "/verse: no such directory");
+  Load("verse", "/other");
+  ASSERT_EQ(d.CommandText(), "load verse");
+  EXPECT_EQ(d.digest, Digest('a'));
+}
+
 // All workers at once: requests wait for them instead of being refused.
 TEST_F(AdapterControlTest, WhatIsInServiceOutlivesItsWorkers) {
   HaveVerse();
