@@ -187,10 +187,10 @@ TEST(KvPlan, ACpuTakesNoMoreThanItsMemoryHasLeft) {
   EXPECT_EQ(half->num_blocks, kGiB / 2 / (16 * kPosition));
   // What it has not is no advice.
   flags.max_model_len = 8192;
-  EXPECT_THAT(std::string(plan(flags, {kGiB, kGiB / 2}).status().message()),
-              AllOf(HasSubstr("takes 1073741824 bytes"),
-                    HasSubstr("536870912 are left"),
-                    HasSubstr("or --max-model-len")));
+  EXPECT_THAT(
+      std::string(plan(flags, {kGiB, kGiB / 2}).status().message()),
+      AllOf(HasSubstr("takes 1073741824 bytes"),
+            HasSubstr("536870912 are left"), HasSubstr("or --max-model-len")));
   flags.max_model_len = 0;
   // Whatever the machine has, positions are counted by ints.
   flags.num_blocks = 1 << 28;
