@@ -83,7 +83,8 @@ struct FetchListener {
 
 int32_t tandem_text_hub_fetch(const FetchArguments* arguments,
                               FetchListener listener, Sink path, Sink error);
-int32_t tandem_text_tokenizer_new(Bytes json, TextTokenizer** out, Sink error);
+int32_t tandem_text_tokenizer_new(Bytes json, Bytes config, Bytes special_map,
+                                  Bytes added, TextTokenizer** out, Sink error);
 void tandem_text_tokenizer_free(TextTokenizer* handle);
 DecodeTable tandem_text_tokenizer_table(const TextTokenizer* handle);
 int32_t tandem_text_tokenizer_encode(const TextTokenizer* handle, Bytes text,

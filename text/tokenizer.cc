@@ -11,15 +11,26 @@
 namespace tandem::text {
 namespace {
 
-absl::StatusOr<ffi::TextTokenizer*> Parse(std::string_view json,
-                                          std::string_view file) {
+// Empty where there is none.
+struct Files {
+  std::string_view tokenizer;
+  std::string_view config = {};
+  std::string_view special_map = {};
+  std::string_view added = {};
+};
+
+// `folder` goes before the names of files in messages.
+absl::StatusOr<ffi::TextTokenizer*> Parse(const Files& files,
+                                          std::string_view folder) {
   ffi::TextTokenizer* handle = nullptr;
   std::string error;
   const int32_t kind = ffi::tandem_text_tokenizer_new(
-      ffi::Borrow(json), &handle, ffi::Into(error));
+      ffi::Borrow(files.tokenizer), ffi::Borrow(files.config),
+      ffi::Borrow(files.special_map), ffi::Borrow(files.added), &handle,
+      ffi::Into(error));
   if (kind != 0) {
     // Whatever made the loader fail, the file is what the caller can change.
-    return ffi::ToStatus(1, file, error);
+    return ffi::ToStatus(1, "", std::string(folder) + error);
   }
   return handle;
 }
@@ -64,7 +75,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view tokenizer_json) {
-  auto handle = Parse(tokenizer_json, "tokenizer.json");
+  auto handle = Parse({.tokenizer = tokenizer_json}, "");
   if (!handle.ok()) return handle.status();
   return Tokenizer(*handle);
 }
@@ -74,9 +85,6 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& model_dir) {
   const std::string path = model_dir + "/tokenizer.json";
   auto json = ReadModelFile(path, kMaxTokenizerBytes);
   if (!json.ok()) return json.status();
-  auto handle = Parse(*json, path);
-  if (!handle.ok()) return handle.status();
-  Tokenizer tokenizer(*handle);
   std::vector<std::pair<std::string, std::string>> files;
   for (const char* name :
        {"tokenizer_config.json", "special_tokens_map.json"}) {
@@ -85,6 +93,16 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& model_dir) {
     if (!bytes.ok()) return bytes.status();
     files.emplace_back(file, *std::move(bytes));
   }
+  auto added =
+      ReadOptionalModelFile(model_dir + "/added_tokens.json", kMaxConfigBytes);
+  if (!added.ok()) return added.status();
+  auto handle = Parse({.tokenizer = *json,
+                       .config = files[0].second,
+                       .special_map = files[1].second,
+                       .added = *added},
+                      model_dir + "/");
+  if (!handle.ok()) return handle.status();
+  Tokenizer tokenizer(*handle);
   auto bos = SpecialId(tokenizer, "bos_token", files);
   if (!bos.ok()) return bos.status();
   auto eos = SpecialId(tokenizer, "eos_token", files);

@@ -43,9 +43,11 @@ inline constexpr size_t kMaxTextBytes = 8 << 20;
 class Tokenizer {
  public:
   // Reads tokenizer.json, and the special tokens from tokenizer_config.json or
-  // else special_tokens_map.json where these exist. A file that is too large,
-  // malformed, contradictory or of a kind not supported is INVALID_ARGUMENT,
-  // with the file and the field; a missing tokenizer.json is NOT_FOUND.
+  // else special_tokens_map.json where these exist. Tokens are also those of
+  // `added_tokens_decoder` in tokenizer_config.json or else added_tokens.json,
+  // by the ids that these state. A file that is too large, malformed,
+  // contradictory or of a kind not supported is INVALID_ARGUMENT, with the file
+  // and the field; a missing tokenizer.json is NOT_FOUND.
   static absl::StatusOr<Tokenizer> Load(const std::string& model_dir);
 
   // `tokenizer_json` alone: no special tokens are known by role.

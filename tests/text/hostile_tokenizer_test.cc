@@ -415,6 +415,53 @@ TEST_F(HostileTokenizerTest, BadSideFilesAreRefusedByName) {
   }
 }
 
+TEST_F(HostileTokenizerTest, TokensOfOtherFilesThatCannotBeAreRefusedByName) {
+  struct Case {
+    const char* file;
+    const char* content;
+    const char* message;
+  };
+  static constexpr char kConfig[] = "tokenizer_config.json";
+  static constexpr char kAdded[] = "added_tokens.json";
+  const Case cases[] = {
+      {kConfig, R"({"added_tokens_decoder": []})",
+       "/tokenizer_config.json: added_tokens_decoder: is not an object"},
+      {kConfig, R"({"added_tokens_decoder": {"x": {"content": "<x>"}}})",
+       "added_tokens_decoder[\"x\"]: is no id"},
+      {kConfig, R"({"added_tokens_decoder": {"99999999": {"content": "<x>"}}})",
+       "added_tokens_decoder[\"99999999\"]: is no id"},
+      {kConfig, R"({"added_tokens_decoder": {"4": "<x>"}})",
+       "/tokenizer_config.json: added_tokens_decoder[\"4\"]: invalid type"},
+      {kConfig, R"({"added_tokens_decoder": {"0": {"content": "<x>"}}})",
+       "/tokenizer.json: tokenizer_config.json: added_tokens_decoder[\"0\"]"
+       ".id: 0 is there twice"},
+      {kConfig, R"({"added_tokens_decoder": {"6": {"content": "<x>"}}})",
+       "added_tokens_decoder[\"6\"].id: 6 for \"<x>\", but its place in the "
+       "vocabulary gives it 4"},
+      {kConfig, R"({"additional_special_tokens": "<x>"})",
+       "/tokenizer_config.json: additional_special_tokens: is neither"},
+      {kConfig, R"({"additional_special_tokens": [{"content": "<x>"}]})",
+       "lacks \"<x>\", of tokenizer_config.json: additional_special_tokens"},
+      {kConfig, R"({"extra_special_tokens": {"x_token": "<x>"}})",
+       "lacks \"<x>\", of tokenizer_config.json: extra_special_tokens"},
+      {kAdded, "[]", "/added_tokens.json: "},
+      {kAdded, R"({"<x>": "4"})",
+       "/added_tokens.json: \"<x>\": is given no id"},
+      {kAdded, R"({"<x>": 9})", "added_tokens.json: \"<x>\".id: 9 for"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.content);
+    ModelDir dir;
+    dir.Write("tokenizer.json", GoodBpe().dump());
+    dir.Write(c.file, c.content);
+    const auto tokenizer = Tokenizer::Load(dir.path());
+    ASSERT_FALSE(tokenizer.ok());
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(tokenizer.status().message()),
+                HasSubstr(c.message));
+  }
+}
+
 TEST_F(HostileTokenizerTest, AMissingFileIsNotFoundAndADirectoryIsRefused) {
   ModelDir dir;
   EXPECT_EQ(Tokenizer::Load(dir.path()).status().code(),

@@ -216,5 +216,33 @@ TEST(TokenizerTest, SpecialTokensComeFromConfigThenMap) {
   }
 }
 
+// tools/oracle/make_added_token_goldens.py made the golden.
+TEST(TokenizerTest, TokensThatOtherFilesNameAreThoseOfTransformers) {
+  const std::string file = ReadWhole(GoldenPath("qwen2.json"));
+  const auto golden = ReadGolden("added_tokens.json");
+  ASSERT_GT(golden["cases"].size(), 5u);
+  for (const auto& c : golden["cases"]) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    ModelDir dir;
+    dir.Write("tokenizer.json", file);
+    for (const auto& [name, content] : c["files"].items()) {
+      dir.Write(name, content.dump());
+    }
+    const auto tokenizer = Tokenizer::Load(dir.path());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    if (!c["eos"].is_null()) {
+      EXPECT_EQ(tokenizer->eos_id(), c["eos"].get<int32_t>());
+    }
+    for (const auto& entry : c["texts"]) {
+      const auto ids =
+          tokenizer->Encode(entry["text"].get<std::string>(), false);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(*ids, entry["ids"].get<std::vector<int32_t>>());
+      EXPECT_EQ(tokenizer->Decode(*ids, true).value(),
+                entry["decoded_skip"].get<std::string>());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem::text

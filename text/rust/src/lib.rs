@@ -12,6 +12,7 @@
 //!   being worked on, so only its place in the source is reported.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod added_tokens;
 mod budget;
 mod decode_table;
 mod hub;
@@ -35,6 +36,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use added_tokens::TokenizerFiles;
 use grammar::{Grammar, Source, Vocabulary};
 use template::{ChatTemplate, Limits, RenderInput, TemplateFiles};
 use tokenizer::TextTokenizer;
@@ -153,21 +155,35 @@ fn guard(error: Sink, body: impl FnOnce() -> Outcome<()>) -> i32 {
     }
 }
 
-/// Parses `json` (tokenizer.json) and gives a handle through `out`, owned by
-/// the caller until `tandem_text_tokenizer_free`.
+/// Parses `json` (tokenizer.json), with the added tokens of `config`
+/// (tokenizer_config.json), `special_map` (special_tokens_map.json) and `added`
+/// (added_tokens.json), each empty where the model has none, and gives a handle
+/// through `out`, owned by the caller until `tandem_text_tokenizer_free`.
+/// Errors begin with a file's name.
 ///
 /// # Safety
-/// `json` is readable; `out` is writable.
+/// Inputs are readable; `out` is writable.
 #[no_mangle]
 pub unsafe extern "C" fn tandem_text_tokenizer_new(
     json: Bytes,
+    config: Bytes,
+    special_map: Bytes,
+    added: Bytes,
     out: *mut *mut TextTokenizer,
     error: Sink,
 ) -> i32 {
     guard(error, || {
-        // SAFETY: borrowed for this call, see above.
-        let json = utf8(unsafe { json.get() }, "the file")?;
-        let made = Box::new(TextTokenizer::from_json(json)?);
+        let part = |bytes: Bytes, name: &str| {
+            // SAFETY: borrowed for this call, see above.
+            utf8(unsafe { bytes.get() }, &format!("{name}: the file"))
+        };
+        let files = TokenizerFiles {
+            tokenizer: part(json, "tokenizer.json")?,
+            config: part(config, "tokenizer_config.json")?,
+            special_map: part(special_map, "special_tokens_map.json")?,
+            added: part(added, "added_tokens.json")?,
+        };
+        let made = Box::new(TextTokenizer::from_files(&files)?);
         // SAFETY: `out` is writable by contract.
         unsafe { *out = Box::into_raw(made) };
         Ok(())

@@ -31,7 +31,7 @@ const MAX_RECURSION: usize = 200;
 const WORK_PER_INPUT_BYTE: u64 = 64;
 const OUTPUT_PER_INPUT_BYTE: u64 = 2;
 
-const TOKEN_NAMES: [&str; 7] = [
+pub const TOKEN_NAMES: [&str; 7] = [
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 ];
 

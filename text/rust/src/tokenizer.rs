@@ -2,22 +2,38 @@
 //! One loaded tokenizer: the `tokenizers` crate for encoding, our own table
 //! for decoding (decode_table.rs says why).
 
+use std::collections::HashSet;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-use tokenizers::Tokenizer;
+use tokenizers::{AddedToken, Tokenizer};
 
+use crate::added_tokens::{self, Beside, TokenizerFiles};
 use crate::decode_table::DecodeTable;
 use crate::validate::{self, shorten};
-use crate::{Failure, Kind, Outcome};
+use crate::{quietly, Failure, Kind, Outcome};
 
 pub struct TextTokenizer {
     inner: Tokenizer,
     pub table: DecodeTable,
 }
 
+fn add(inner: &mut Tokenizer, tokens: impl IntoIterator<Item = AddedToken>) -> Outcome<()> {
+    let added = inner.add_tokens(tokens);
+    added.map(|_| ()).map_err(|error| Failure::invalid(shorten(&format!("{error}"))))
+}
+
 impl TextTokenizer {
-    pub fn from_json(json: &str) -> Outcome<TextTokenizer> {
-        let checked = validate::check(json)?;
+    /// Errors begin with the name of the file that is wrong.
+    pub fn from_files(files: &TokenizerFiles) -> Outcome<TextTokenizer> {
+        let beside = added_tokens::read(files)?;
+        quietly(|| TextTokenizer::new(files.tokenizer, &beside)).map_err(|failure| Failure {
+            kind: failure.kind,
+            message: format!("tokenizer.json: {}", failure.message),
+        })
+    }
+
+    fn new(json: &str, beside: &[Beside]) -> Outcome<TextTokenizer> {
+        let checked = validate::check(json, beside)?;
         let mut inner: Tokenizer = json
             .parse()
             .map_err(|error| Failure::invalid(shorten(&format!("{error}"))))?;
@@ -27,20 +43,39 @@ impl TextTokenizer {
             .with_truncation(None)
             .map_err(|error| Failure::invalid(format!("truncation: {error}")))?;
         inner.with_padding(None);
+        let (numbered, listed): (Vec<_>, Vec<_>) = beside.iter().partition(|x| x.id.is_some());
+        add(&mut inner, numbered.iter().map(|x| x.token.clone()))?;
         for (index, token) in checked.added_tokens.iter().enumerate() {
             // The crate gives unknown added tokens the next free id, whatever
             // the file says; the model was trained on what the file says.
             let given = inner.token_to_id(&token.content);
             if given != Some(token.id.0) {
                 return Err(Failure::invalid(format!(
-                    "added_tokens[{index}].id: {} for \"{}\", but its place in the vocabulary \
-                     gives it {}",
+                    "{}.id: {} for \"{}\", but its place in the vocabulary gives it {}",
+                    token.place(index),
                     token.id.0,
                     shorten(&token.content),
                     given.map_or("none".into(), |id| id.to_string()),
                 )));
             }
         }
+        let mut known: HashSet<&str> =
+            checked.added_tokens.iter().map(|token| token.content.as_str()).collect();
+        let mut special = Vec::new();
+        for Beside { place, token, .. } in listed {
+            let content = token.content.as_str();
+            if !content.is_empty() && inner.token_to_id(content).is_none() {
+                // `transformers` would give it an id that no file states.
+                return Err(Failure::invalid(format!(
+                    "lacks \"{}\", of {place}",
+                    shorten(content)
+                )));
+            }
+            if known.insert(content) {
+                special.push(token.clone());
+            }
+        }
+        add(&mut inner, special)?;
         // A template that names a token it does not have fails when applied.
         let applied = catch_unwind(AssertUnwindSafe(|| inner.encode_fast("", true).is_ok()));
         if !applied.unwrap_or(false) {

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
+use crate::added_tokens::Beside;
 use crate::{Failure, Outcome};
 
 pub const MAX_VOCAB: usize = 1 << 20;
@@ -57,6 +58,16 @@ pub struct Checked {
 pub struct Added {
     pub id: Id,
     pub content: String,
+    /// In another file.
+    #[serde(skip)]
+    place: Option<String>,
+}
+
+impl Added {
+    /// Where it is named, of `added_tokens` at `index`.
+    pub fn place(&self, index: usize) -> String {
+        self.place.clone().unwrap_or_else(|| format!("added_tokens[{index}]"))
+    }
 }
 
 #[derive(Deserialize)]
@@ -79,6 +90,12 @@ struct Model {
 /// An id in [0, MAX_VOCAB).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(pub u32);
+
+impl Id {
+    pub fn new(id: u64) -> Option<Id> {
+        (id < MAX_VOCAB as u64).then_some(Id(id as u32))
+    }
+}
 
 impl<'de> Deserialize<'de> for Id {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
@@ -194,11 +211,12 @@ impl<'de> Deserialize<'de> for Merges {
     }
 }
 
-/// Reads and checks `json`. What passes is safe to give to the crate, apart
-/// from panics on odd components, which the caller catches.
-pub fn check(json: &str) -> Outcome<Checked> {
+/// Reads and checks `json`, to whose tokens those `beside` come that have an id
+/// and that it lacks. What passes is safe to give to the crate, apart from
+/// panics on odd components, which the caller catches.
+pub fn check(json: &str, beside: &[Beside]) -> Outcome<Checked> {
     let mut reader = serde_json::Deserializer::from_str(json);
-    let checked: Checked = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+    let mut checked: Checked = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = shorten(&error.path().to_string());
         Failure::invalid(format!("{path}: {}", shorten(&error.inner().to_string())))
     })?;
@@ -213,6 +231,7 @@ pub fn check(json: &str) -> Outcome<Checked> {
         }
     }
     check_model(&checked.model)?;
+    merge(&mut checked.added_tokens, beside);
     check_added(&checked)?;
     for (name, value) in [
         ("normalizer", &checked.normalizer),
@@ -368,6 +387,15 @@ fn check_merges(model: &Model, list: &[(String, Id)]) -> Outcome<()> {
     Ok(())
 }
 
+fn merge(list: &mut Vec<Added>, beside: &[Beside]) {
+    let known: HashSet<String> = list.iter().map(|token| token.content.clone()).collect();
+    let missing = beside.iter().filter(|other| !known.contains(&other.token.content));
+    list.extend(missing.filter_map(|other| {
+        let (content, place) = (other.token.content.clone(), Some(other.place.clone()));
+        other.id.map(|id| Added { id, content, place })
+    }));
+}
+
 fn check_added(checked: &Checked) -> Outcome<()> {
     let list = &checked.added_tokens;
     if list.len() > MAX_ADDED {
@@ -377,7 +405,7 @@ fn check_added(checked: &Checked) -> Outcome<()> {
     let mut ids = HashSet::new();
     let most = 4 * (checked.model.vocab.len() + list.len()) + 4096;
     for (index, token) in list.iter().enumerate() {
-        let fail = |why: String| Err(Failure::invalid(format!("added_tokens[{index}]{why}")));
+        let fail = |why: String| Err(Failure::invalid(format!("{}{why}", token.place(index))));
         if token.content.is_empty() {
             return fail(".content: is empty".into());
         }
