@@ -61,10 +61,10 @@ class ChatTemplate {
  public:
   // Reads chat_template.jinja, else `chat_template` (a string, or a list of
   // {name, template}) of tokenizer_config.json, else of chat_template.json,
-  // which models that see too may have, and compiles. A model without
-  // a template is NOT_FOUND; a broken one is INVALID_ARGUMENT with file, field
-  // and line. `file`, where not empty, is read in place of all of them, and
-  // must exist.
+  // which models that see too may have, and compiles. Beside it come those of
+  // additional_chat_templates/NAME.jinja, by name. A model without a template
+  // is NOT_FOUND; a broken one is INVALID_ARGUMENT with file, field and line.
+  // `file`, where not empty, is read in place of all of them, and must exist.
   static absl::StatusOr<ChatTemplate> Load(const std::string& model_dir,
                                            const ChatTemplateLimits& limits,
                                            const std::string& file = "");

@@ -55,6 +55,11 @@ struct TemplateLimits {
   uint64_t max_template_bytes;
 };
 
+struct NamedTemplate {
+  Bytes name;
+  Bytes source;
+};
+
 struct RenderArguments {
   Bytes messages_json;
   Bytes tools_json;
@@ -95,7 +100,9 @@ int32_t tandem_text_tokenizer_token_to_id(const TextTokenizer* handle,
 int32_t tandem_text_config_token(Bytes json, Bytes name, Sink token,
                                  Sink error);
 int32_t tandem_text_template_new(Bytes config, Bytes special_map, Bytes jinja,
-                                 Bytes processor, TemplateLimits limits,
+                                 Bytes processor,
+                                 const NamedTemplate* additional, size_t count,
+                                 TemplateLimits limits,
                                  ChatTemplateHandle** out, Sink error);
 void tandem_text_template_free(ChatTemplateHandle* handle);
 void tandem_text_template_source(const ChatTemplateHandle* handle,

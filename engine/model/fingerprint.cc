@@ -124,8 +124,10 @@ std::string HashWeights(const Checkpoint& checkpoint, int threads,
 
 absl::StatusOr<std::string> HashTokenizer(const std::string& directory) {
   Sha256 hash;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json",
-                           "chat_template.jinja", "chat_template.json"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "added_tokens.json",
+        "chat_template.jinja", "chat_template.json",
+        "additional_chat_templates/tool_use.jinja"}) {
     const std::string path = absl::StrCat(directory, "/", name);
     if (!FileExists(path)) continue;
     const absl::StatusOr<std::string> content =

@@ -36,8 +36,9 @@ std::string HashStrings(absl::Span<const std::string> strings);
 std::string HashWeights(const Checkpoint& checkpoint, int threads,
                         LoadProgress progress);
 
-// Hex, over tokenizer.json, tokenizer_config.json, chat_template.jinja and
-// chat_template.json, those that are there.
+// Hex, over tokenizer.json, tokenizer_config.json, added_tokens.json,
+// chat_template.jinja, chat_template.json and tool_use.jinja of
+// additional_chat_templates, those that are there.
 absl::StatusOr<std::string> HashTokenizer(const std::string& directory);
 
 std::string Numerics(const kernels::Backend& backend, const Model& model,

@@ -122,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             siblings = [{"rfilename": name} for name in found.files]
             body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
             return self.reply(200, body, Content_Type="application/json")
-        return self.file(repo, found, parts[4])
+        return self.file(repo, found, "/".join(parts[4:]))
 
     def file(self, repo: str, found: Repository, name: str):
         content = found.files.get(name)

@@ -235,6 +235,22 @@ class HubTest(unittest.TestCase):
         self.assertFalse((snapshot / "consolidated.safetensors").exists())
         self.assert_pulled(self.pull("org/shards", HF_HUB_OFFLINE="1"))
 
+    def test_named_templates_come_too(self):
+        folder = "additional_chat_templates"
+        self.hub.repositories["org/tiny"].files |= {
+            f"{folder}/tool_use.jinja": b"{{ tools }}",
+            f"{folder}/../escaped.jinja": b"x",
+            f"{folder}/a/b.jinja": b"x",
+            f"{folder}/README.md": b"x",
+        }
+        snapshot = self.assert_pulled(self.pull("org/tiny"))
+        (path,) = (snapshot / folder).iterdir()
+        self.assertEqual(path.name, "tool_use.jinja")
+        self.assertEqual(path.read_bytes(), b"{{ tools }}")
+        target = pathlib.Path(os.readlink(path))
+        self.assertEqual(target.parts[:4], ("..", "..", "..", "blobs"))
+        self.assertEqual(list(self.home.rglob("*escaped*")), [])
+
     def test_names_lead_out_of_no_folder(self):
         self.hub.repositories["org/tiny"].etag = "../../../escaped"
         self.assert_fails(self.pull("org/tiny"), "ETag")

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <ctime>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -109,6 +110,38 @@ TEST(ChatTemplateTest, TheFileOfModelsThatSeeIsReadWhereOthersAreSilent) {
                 HasSubstr("chat_template.json"))
         << broken;
   }
+}
+
+TEST(ChatTemplateTest, AdditionalTemplatesAreBesideTheDefault) {
+  ModelDir dir;
+  const std::string folder = dir.path() + "/additional_chat_templates";
+  std::filesystem::create_directories(folder + "/folder.jinja");
+  dir.Write("tokenizer_config.json", R"({"chat_template": "config"})");
+  dir.Write("additional_chat_templates/tool_use.jinja",
+            "tools: {{ tools|length }}");
+  dir.Write("additional_chat_templates/README.md", "{% if %}");
+  const auto rendered = [&](const std::string& tools) {
+    return ChatTemplate::Load(dir.path())
+        ->Render({.messages_json = kUserMessage, .tools_json = tools})
+        .value();
+  };
+  EXPECT_EQ(rendered(""), "config");
+  EXPECT_EQ(rendered("[{}]"), "tools: 1");
+  dir.Write("chat_template.jinja", "file");
+  EXPECT_EQ(rendered(""), "file");
+  EXPECT_EQ(rendered("[{}]"), "tools: 1");
+  dir.Write("own.jinja", "own");
+  const auto own = ChatTemplate::Load(dir.path(), ChatTemplateLimits(),
+                                      dir.path() + "/own.jinja");
+  EXPECT_EQ(own->Source(true), "own");
+  dir.Write("additional_chat_templates/rag.jinja", "{% if %}");
+  EXPECT_THAT(std::string(ChatTemplate::Load(dir.path()).status().message()),
+              HasSubstr(": additional_chat_templates/rag.jinja: "));
+  for (int i = 0; i < 64; ++i) {
+    dir.Write("additional_chat_templates/" + std::to_string(i) + ".jinja", "");
+  }
+  EXPECT_THAT(std::string(ChatTemplate::Load(dir.path()).status().message()),
+              HasSubstr("more than 64 templates"));
 }
 
 TEST(ChatTemplateTest, AFileOfTheUsersGoesBeforeBoth) {

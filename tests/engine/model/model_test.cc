@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -513,8 +514,11 @@ TEST(Fingerprint, LargeTensorsAreHashedPieceByPiece) {
 TEST(Fingerprint, TokenizerFilesAllCount) {
   TempDir dir;
   std::vector<std::string> hashes = {*HashTokenizer(dir.path())};
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json",
-                           "chat_template.jinja", "chat_template.json"}) {
+  std::filesystem::create_directory(dir.path() + "/additional_chat_templates");
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "added_tokens.json",
+        "chat_template.jinja", "chat_template.json",
+        "additional_chat_templates/tool_use.jinja"}) {
     dir.Write(name, "{}");
     hashes.push_back(*HashTokenizer(dir.path()));
     dir.Write(name, "{ }");

@@ -29,6 +29,9 @@ const SMALL_FILES: [&str; 10] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
+/// Named templates, of which a model has few.
+const TEMPLATES: &str = "additional_chat_templates/";
+const MAX_TEMPLATES: usize = 64;
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const MAX_INDEX_BYTES: u64 = 64 << 20;
@@ -96,6 +99,7 @@ pub fn fetch(request: &Request, listener: &mut dyn Listener) -> Outcome<String> 
         });
     }
     if !request.config_only {
+        files.extend(templates(&repository.files));
         files.extend(download.weight_files(&repository.files)?);
     }
     download.all(&files)?;
@@ -137,6 +141,13 @@ fn from_cache(request: &Request, cache: &Cache, why: &str) -> Outcome<String> {
         }
     }
     path_text(&cache.snapshot(&commit))
+}
+
+fn templates(files: &[String]) -> impl Iterator<Item = String> + '_ {
+    let is_template = |file: &&String| {
+        file.strip_prefix(TEMPLATES).is_some_and(|name| is_plain(name) && name.ends_with(".jinja"))
+    };
+    files.iter().filter(is_template).take(MAX_TEMPLATES).cloned()
 }
 
 /// The one file of all weights that has a name of its own, as AutoGPTQ wrote

@@ -118,15 +118,15 @@ impl Cache {
         self.snapshot(commit).join(file).is_file()
     }
 
-    /// Makes `file` of the snapshot point to the blob.
+    /// Makes `file` of the snapshot, or of a folder in it, point to the blob.
     pub fn link(&self, commit: &str, file: &str, etag: &str) -> Outcome<()> {
-        let folder = self.snapshot(commit);
-        make_folder(&folder)?;
-        let path = folder.join(file);
+        let path = self.snapshot(commit).join(file);
+        make_folder(path.parent().unwrap_or(&self.root))?;
+        let up = "../".repeat(2 + file.matches('/').count());
         // Over one that points nowhere, too, and never without one meanwhile.
         let fresh = self.at(&["blobs", &format!("{etag}.{}.link", std::process::id())]);
         let _ = fs::remove_file(&fresh);
-        std::os::unix::fs::symlink(format!("../../blobs/{etag}"), &fresh)
+        std::os::unix::fs::symlink(format!("{up}blobs/{etag}"), &fresh)
             .and_then(|()| fs::rename(&fresh, &path))
             .map_err(|error| disk_failure(&path, &error))
     }

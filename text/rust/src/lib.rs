@@ -279,9 +279,18 @@ pub unsafe extern "C" fn tandem_text_config_token(
     })
 }
 
+/// A template and its file's name without ".jinja"; both borrowed for the call.
+#[repr(C)]
+pub struct NamedTemplate {
+    name: Bytes,
+    source: Bytes,
+}
+
 /// Compiles the chat templates of a model: `config` is tokenizer_config.json,
 /// `special_map` special_tokens_map.json, `jinja` chat_template.jinja,
-/// `processor` chat_template.json, each empty where the model has none. The handle is the caller's.
+/// `processor` chat_template.json, each empty where the model has none;
+/// `additional` [count] are those of additional_chat_templates. The handle is
+/// the caller's.
 ///
 /// # Safety
 /// Inputs are readable, `out` is writable.
@@ -291,6 +300,8 @@ pub unsafe extern "C" fn tandem_text_template_new(
     special_map: Bytes,
     jinja: Bytes,
     processor: Bytes,
+    additional: *const NamedTemplate,
+    count: usize,
     limits: Limits,
     out: *mut *mut ChatTemplate,
     error: Sink,
@@ -300,7 +311,21 @@ pub unsafe extern "C" fn tandem_text_template_new(
         let (config, map) = unsafe { (config.get(), special_map.get()) };
         // SAFETY: borrowed for this call.
         let (jinja, processor) = unsafe { (jinja.get(), processor.get()) };
+        let named: &[NamedTemplate] = match count {
+            0 => &[],
+            // SAFETY: borrowed for this call.
+            _ => unsafe { std::slice::from_raw_parts(additional, count) },
+        };
+        let mut additional = Vec::new();
+        for template in named {
+            // SAFETY: borrowed for this call.
+            let (name, source) = unsafe { (template.name.get(), template.source.get()) };
+            let name = utf8(name, "a name in additional_chat_templates")?;
+            let place = format!("additional_chat_templates/{name}.jinja");
+            additional.push((name, utf8(source, &place)?));
+        }
         let files = TemplateFiles {
+            additional,
             config: utf8(config, "tokenizer_config.json")?,
             special_map: utf8(map, "special_tokens_map.json")?,
             jinja: utf8(jinja, "chat_template.jinja")?,

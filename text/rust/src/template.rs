@@ -102,6 +102,8 @@ pub struct TemplateFiles<'a> {
     pub jinja: &'a str,
     /// chat_template.json, of models that see too
     pub processor: &'a str,
+    /// additional_chat_templates/NAME.jinja, by name
+    pub additional: Vec<(&'a str, &'a str)>,
 }
 
 impl ChatTemplate {
@@ -133,18 +135,26 @@ impl ChatTemplate {
             tokens,
             limits,
         };
-        if !files.jinja.is_empty() {
-            made.add("default", files.jinja, "chat_template.jinja")?;
-            return Ok(made);
-        }
-        let key = "chat_template";
-        let given = |map: &Map<String, Json>| map.get(key).is_some_and(|value| !value.is_null());
-        let (field, found) = if given(&config) {
-            ("tokenizer_config.json: chat_template", config)
+        if files.jinja.is_empty() {
+            let key = "chat_template";
+            if config.get(key).is_some_and(|value| !value.is_null()) {
+                made.add_given(config.get(key), "tokenizer_config.json: chat_template")?;
+            } else {
+                let processor = read(files.processor, "chat_template.json")?;
+                made.add_given(processor.get(key), "chat_template.json: chat_template")?;
+            }
         } else {
-            ("chat_template.json: chat_template", read(files.processor, "chat_template.json")?)
-        };
-        match found.get(key) {
+            made.add("default", files.jinja, "chat_template.jinja")?;
+        }
+        for (name, source) in &files.additional {
+            made.add(name, source, &format!("additional_chat_templates/{name}.jinja"))?;
+        }
+        Ok(made)
+    }
+
+    /// A template, or a list of named ones.
+    fn add_given(&mut self, found: Option<&Json>, field: &str) -> Outcome<()> {
+        match found {
             None | Some(Json::Null) => {
                 return Err(Failure {
                     kind: Kind::NotFound,
@@ -153,7 +163,7 @@ impl ChatTemplate {
                         .into(),
                 })
             }
-            Some(Json::String(source)) => made.add("default", source, field)?,
+            Some(Json::String(source)) => self.add("default", source, field)?,
             Some(Json::Array(list)) => {
                 for (index, entry) in list.iter().enumerate() {
                     let (Some(name), Some(source)) =
@@ -163,12 +173,12 @@ impl ChatTemplate {
                             "{field}[{index}]: needs the strings name and template"
                         )));
                     };
-                    made.add(name, source, &format!("{field}[{index}]"))?;
+                    self.add(name, source, &format!("{field}[{index}]"))?;
                 }
             }
             Some(_) => return Err(Failure::invalid(format!("{field}: is neither a string nor a list"))),
         }
-        Ok(made)
+        Ok(())
     }
 
     fn add(&mut self, name: &str, source: &str, field: &str) -> Outcome<()> {
