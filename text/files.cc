@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/lfs_pointer.h"
 
 namespace tandem::text {
 
@@ -46,6 +47,9 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& path,
   }
   if (std::ferror(file.get())) {
     return absl::UnavailableError(absl::StrCat(path, ": reading failed"));
+  }
+  if (IsLfsPointer(bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", kIsLfsPointer));
   }
   return bytes;
 }

@@ -12,7 +12,7 @@
 namespace tandem::text {
 
 // NOT_FOUND where there is no such file, INVALID_ARGUMENT where it is larger
-// than `max_bytes` or no regular file; both name it.
+// than `max_bytes`, a Git LFS pointer or no regular file; both name it.
 absl::StatusOr<std::string> ReadModelFile(const std::string& path,
                                           size_t max_bytes);
 

@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
+#include "common/lfs_pointer.h"
 #include "common/utf8.h"
 
 namespace tandem::engine {
@@ -138,6 +139,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path,
     done += static_cast<size_t>(got);
   }
   content.resize(done);
+  if (IsLfsPointer(content)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", kIsLfsPointer));
+  }
   return content;
 }
 

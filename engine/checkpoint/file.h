@@ -46,7 +46,7 @@ class MappedFile {
   uint64_t size_ = 0;
 };
 
-// The whole file; INVALID_ARGUMENT if it holds more than `max_bytes`.
+// The whole file; INVALID_ARGUMENT beyond `max_bytes`, or of a Git LFS pointer.
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      uint64_t max_bytes);
 

@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/lfs_pointer.h"
 #include "engine/checkpoint/json.h"
 #include "engine/checkpoint/safetensors.h"
 
@@ -300,6 +301,8 @@ absl::Status CheckCoverage(const std::string& path, uint64_t data_bytes,
 
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
     const std::string& path, absl::Span<const std::byte> file) {
+  const char* begin = reinterpret_cast<const char*>(file.data());
+  if (IsLfsPointer({begin, file.size()})) return Invalid(path, kIsLfsPointer);
   if (file.size() < 8) {
     return Invalid(path,
                    absl::StrCat("header length: the file has ", file.size(),
@@ -320,7 +323,7 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(
         path, absl::StrCat("header length ", header_bytes,
                            " goes beyond the file's ", file.size(), " bytes"));
   }
-  const char* text = reinterpret_cast<const char*>(file.data()) + 8;
+  const char* text = begin + 8;
   if (header_bytes < 2 || text[0] != '{') {
     return Invalid(path, "header: a JSON object must begin at byte 8");
   }

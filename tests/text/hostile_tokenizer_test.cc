@@ -462,6 +462,19 @@ TEST_F(HostileTokenizerTest, TokensOfOtherFilesThatCannotBeAreRefusedByName) {
   }
 }
 
+TEST_F(HostileTokenizerTest, APointerOfGitLfsIsNamed) {
+  ModelDir dir;
+  dir.Write("tokenizer.json",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  EXPECT_EQ(std::string(Tokenizer::Load(dir.path()).status().message()),
+            dir.path() +
+                "/tokenizer.json: is a Git LFS pointer, not the file itself: "
+                "run `git lfs pull`");
+  const absl::Status status = Tokenizer::FromJson("hello").status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("tokenizer.json: expected value"));
+}
+
 TEST_F(HostileTokenizerTest, AMissingFileIsNotFoundAndADirectoryIsRefused) {
   ModelDir dir;
   EXPECT_EQ(Tokenizer::Load(dir.path()).status().code(),

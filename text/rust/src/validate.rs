@@ -217,8 +217,11 @@ impl<'de> Deserialize<'de> for Merges {
 pub fn check(json: &str, beside: &[Beside]) -> Outcome<Checked> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let mut checked: Checked = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = shorten(&error.path().to_string());
-        Failure::invalid(format!("{path}: {}", shorten(&error.inner().to_string())))
+        let why = shorten(&error.inner().to_string());
+        match error.path().to_string().as_str() {
+            "." => Failure::invalid(why),  // the whole
+            path => Failure::invalid(format!("{}: {why}", shorten(path))),
+        }
     })?;
     reader.end().map_err(|error| Failure::invalid(format!("after the object: {error}")))?;
     match checked.version.as_deref() {
