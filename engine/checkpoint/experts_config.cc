@@ -82,9 +82,12 @@ void ReadDenseLayers(ConfigFields& fields, const Family& family,
 }
 
 // Which groups of experts rows choose among.
-void ReadGroups(ConfigFields& fields, kernels::RouteOptions& routes) {
-  const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups, 1);
-  const int chosen = fields.Int("topk_group", 1, groups, 1);
+void ReadGroups(ConfigFields& fields, const Family& family,
+                kernels::RouteOptions& routes) {
+  const int groups = fields.Int("n_group", 1, kernels::kMostExpertGroups,
+                                family.expert_groups);
+  const int chosen = fields.Int("topk_group", 1, groups,
+                                std::min(groups, family.chosen_groups));
   // Of one all are compared, whatever there is of it.
   if (groups == 1) return;
   const int size = routes.experts / groups;
@@ -102,23 +105,26 @@ void ReadGroups(ConfigFields& fields, kernels::RouteOptions& routes) {
   routes.chosen_groups = chosen;
 }
 
-void ReadScale(ConfigFields& fields, kernels::RouteOptions& routes) {
-  routes.scale =
-      static_cast<float>(fields.Double("routed_scaling_factor", 1e-4, 1e4, 1));
+void ReadScale(ConfigFields& fields, const Family& family,
+               kernels::RouteOptions& routes) {
+  routes.scale = static_cast<float>(
+      fields.Double("routed_scaling_factor", 1e-4, 1e4, family.route_scale));
 }
 
 // How rows choose, of sigmoids: by groups, and scaled.
-void ReadSigmoidRoutes(ConfigFields& fields, kernels::RouteOptions& routes) {
+void ReadSigmoidRoutes(ConfigFields& fields, const Family& family,
+                       kernels::RouteOptions& routes) {
   routes.sigmoid = true;
   if (fields.String("scoring_func", "sigmoid") == "softmax") {
     fields.Refuse("scoring_func", Quote("softmax"), "sigmoid or left out");
   }
-  ReadScale(fields, routes);
-  ReadGroups(fields, routes);
+  ReadScale(fields, family, routes);
+  ReadGroups(fields, family, routes);
 }
 
 // Of DeepSeek V2's softmax: by the best of each group, or of all.
-void ReadGroupLimits(ConfigFields& fields, kernels::RouteOptions& routes) {
+void ReadGroupLimits(ConfigFields& fields, const Family& family,
+                     kernels::RouteOptions& routes) {
   const std::string scores = fields.String("scoring_func", "softmax");
   if (scores != "softmax") {
     fields.Refuse("scoring_func", Quote(scores), "softmax or left out");
@@ -127,7 +133,7 @@ void ReadGroupLimits(ConfigFields& fields, kernels::RouteOptions& routes) {
   if (routes.normalise) {
     fields.Refuse("norm_topk_prob", "true", "false or left out");
   }
-  ReadScale(fields, routes);
+  ReadScale(fields, family, routes);
   const std::string method = fields.String("topk_method", "greedy");
   if (method == "greedy") return;
   if (method != "group_limited_greedy") {
@@ -135,7 +141,7 @@ void ReadGroupLimits(ConfigFields& fields, kernels::RouteOptions& routes) {
                   "greedy or group_limited_greedy");
   }
   routes.group_scores = 1;
-  ReadGroups(fields, routes);
+  ReadGroups(fields, family, routes);
 }
 
 // What all rows take beside experts.
@@ -209,8 +215,8 @@ void ReadRoutes(ConfigFields& fields, const Family& family, ModelSpec& spec) {
       family.normalised == Normalised::kAlways ||
       fields.Bool("norm_topk_prob",
                   family.normalised == Normalised::kUnlessDenied);
-  if (family.sigmoid_routes) ReadSigmoidRoutes(fields, routes);
-  if (family.group_limits) ReadGroupLimits(fields, routes);
+  if (family.sigmoid_routes) ReadSigmoidRoutes(fields, family, routes);
+  if (family.group_limits) ReadGroupLimits(fields, family, routes);
 }
 
 }  // namespace

@@ -286,7 +286,11 @@ struct Family {
   bool group_limits = false;    // groups of softmax, by "topk_method"
   bool expert_block = false;    // experts only by "enable_moe_block"
   DenseLayers dense = DenseLayers::kNone;
-  int dense_layers = 0;                    // of kFirst, where no key says
+  int dense_layers = 0;  // of kFirst, where no key says
+  // Of experts, where no key says.
+  int expert_groups = 1;
+  int chosen_groups = 1;
+  double route_scale = 1;
   std::string_view norms_key = "";         // of q and k: only if it is true
   bool positions_include_scaling = false;  // "max_position_embeddings" does
 

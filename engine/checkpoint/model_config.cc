@@ -370,7 +370,7 @@ absl::Status ReadGeneration(const std::string& path, std::string_view text,
   sampling.min_p = fields.OptionalDouble("min_p", 0, 1);
   sampling.repetition_penalty =
       fields.OptionalDouble("repetition_penalty", 0, 100);
-  sampling.top_k = fields.OptionalInt("top_k", 0, INT32_MAX);
+  sampling.top_k = fields.OptionalInt("top_k", -1, INT32_MAX);
   return fields.status();
 }
 

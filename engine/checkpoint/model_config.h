@@ -33,7 +33,7 @@ struct SamplingDefaults {
   std::optional<double> top_p;
   std::optional<double> min_p;
   std::optional<double> repetition_penalty;
-  std::optional<int> top_k;
+  std::optional<int> top_k;  // 0 and -1: all
 };
 
 struct ModelSpec {

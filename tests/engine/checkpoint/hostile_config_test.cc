@@ -397,7 +397,7 @@ TEST(ModelConfig, HostileGenerationConfigsAreRefused) {
       {R"({"temperature": -1})", "temperature: -1"},
       {R"({"temperature": "hot"})", "temperature: \"hot\""},
       {R"({"top_p": 1.5})", "top_p: 1.5; must be a number from 0 to 1"},
-      {R"({"top_k": -1})", "top_k: -1"},
+      {R"({"top_k": -2})", "top_k: -2"},
       {R"({"top_k": 1e3})", "top_k: 1000.0"},
       {R"({"min_p": 2})", "min_p: 2"},
       {R"({"do_sample": 1})", "do_sample: 1"},

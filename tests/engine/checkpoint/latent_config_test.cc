@@ -71,6 +71,28 @@ TEST(LatentConfig, DeepseekV2ComparesTheBestOfGroups) {
   EXPECT_THAT(greedy->Canonical(), Not(HasSubstr("groups=")));
 }
 
+// DeepseekV3Config, Glm4MoeLiteConfig.
+TEST(LatentConfig, WhatIsLeftOutOfRoutesIsTheFamilysOwn) {
+  const auto read = [](const char* family, const json& changes) {
+    return Parse(With(With(DeepseekV2(), {{"architectures", {family}},
+                                          {"q_lora_rank", 40},
+                                          {"n_routed_experts", 16}}),
+                      changes));
+  };
+  const auto v3 = read("DeepseekV3ForCausalLM", json::object());
+  ASSERT_TRUE(v3.ok()) << v3.status();
+  EXPECT_EQ(v3->routes.groups, 8);
+  EXPECT_EQ(v3->routes.chosen_groups, 4);
+  EXPECT_EQ(v3->routes.scale, 2.5f);
+  const auto two = read("DeepseekV3ForCausalLM", {{"n_group", 2}});
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_EQ(two->routes.chosen_groups, 2);
+  const auto glm = read("Glm4MoeLiteForCausalLM", json::object());
+  ASSERT_TRUE(glm.ok()) << glm.status();
+  EXPECT_EQ(glm->routes.groups, 1);
+  EXPECT_EQ(glm->routes.scale, 1.8f);
+}
+
 // DeepseekV3Config, DeepseekV3TopkRouter; yarn_apply_mscale.
 TEST(LatentConfig, DeepseekV3ScalesScoresTwiceWhereYarnDoes) {
   const json config =

@@ -240,6 +240,8 @@ TEST(ModelConfig, GenerationConfigHasTheLastWordAndTheSampling) {
   EXPECT_EQ(spec->sampling.top_p, 0.9);
   EXPECT_EQ(spec->sampling.min_p, 0.05);
   EXPECT_EQ(spec->sampling.top_k, 50);
+  // As requests may say it.
+  EXPECT_EQ(Parse(Llama(), R"({"top_k":-1})")->sampling.top_k, -1);
 }
 
 // Gemma3Config, Gemma3TextConfig.
