@@ -83,6 +83,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Load(
     additional = *std::move(read);
   }
   std::vector<ffi::NamedTemplate> named;
+  named.reserve(additional.size());
   for (const auto& [name, source] : additional) {
     named.push_back({.name = ffi::Borrow(name), .source = ffi::Borrow(source)});
   }
