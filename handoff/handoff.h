@@ -101,7 +101,7 @@ struct HandoffCounters {
   struct Way {
     int64_t committed = 0;
     int64_t failed = 0;     // by this end or the other, a lost link included
-    int64_t cancelled = 0;  // not needed any more, its time being over included
+    int64_t cancelled = 0;  // not needed any more, says either end
     int64_t slices = 0;     // sent, or landed
     int64_t bytes = 0;      // of those slices
     std::map<std::string, int64_t, std::less<>> failed_in;  // by stage

@@ -90,11 +90,9 @@ std::string Receiver::Impl::IssueTicket(const Attempt& attempt,
     state->expiry.Start(lifetime, [this, serial = state->serial] {
       State* expired = Find(serial);
       if (expired == nullptr) return;
-      const Attempt over = expired->attempt;
-      const absl::Status why =
-          absl::DeadlineExceededError("the handoff ticket's time is over");
-      EndAttempt(over, why);
-      delegate_->OnFailed(over, why, "");
+      Fail(expired,
+           absl::DeadlineExceededError("the handoff ticket's time is over"), "",
+           Tell::kDead);
     });
     by_attempt_[attempt] = state->serial;
     states_[state->serial] = std::move(state);
@@ -119,12 +117,8 @@ void Receiver::Impl::EndAttempt(const Attempt& attempt,
                                 const absl::Status& why) {
   State* state = Find(attempt);
   if (state == nullptr) return;
-  absl::Status status =
+  const absl::Status status =
       why.ok() ? absl::CancelledError("the attempt was ended") : why;
-  // Its own time is over; the sender takes DEADLINE_EXCEEDED for a stall.
-  if (absl::IsDeadlineExceeded(status)) {
-    status = absl::CancelledError(status.message());
-  }
   ++counters_.ways[state->way].cancelled;
   Link* link = state->link;
   Remove(state, status);

@@ -11,6 +11,7 @@
 #include "common/testing/virtual_loop.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/engine/checkpoint_maker.h"
 #include "tests/engine/temp_dir.h"
 #include "worker/bringup.h"
@@ -110,7 +111,9 @@ TEST_F(DraftBringUpTest, ACacheOfItsOwnComesOutOfTheSameMemory) {
   const auto alone = Begin("");
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_EQ(alone->draft.model, nullptr);
-  flags_.kv_cache_bytes = alone->executor->block_bytes() * 100;
+  kernels::KvShape block = alone->executor->kv_shape();
+  block.num_blocks = 1;
+  flags_.kv_cache_bytes = kernels::CpuKvBlockBytes(block) * 100;
   flags_.max_num_seqs = 1000;  // so that this bound is not met
   const auto parts = Begin(Config(""));
   ASSERT_TRUE(parts.ok()) << parts.status();
