@@ -134,13 +134,18 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
   change.was_served = in_service_.contains(name) || ServedByAny(name);
   change.adapter.set_lora_name(name);
   change.adapter.set_lora_path(path);
-  // A worker that lacks it must not take other content for it.
-  change.adapter.set_digest(DigestInService(name));
   change.due = loop_->Now() + options_->adapter_wait;
   change.done = std::move(done);
+  const std::string digest = DigestInService(name);
   for (const std::string& id : change.waiting) {
-    SendLoad(id, change.adapter, Command::Of::kChange);
+    // Who lacks it must not take other content for it; who has it says so.
+    v1::LoraAdapter told = change.adapter;
+    if (AdapterDigest(registry_->Find(id)->hello, name).empty()) {
+      told.set_digest(digest);
+    }
+    SendLoad(id, told, Command::Of::kChange);
   }
+  change.adapter.set_digest(digest);
   changes_.emplace(name, std::move(change));
 }
 

@@ -616,7 +616,7 @@ TEST_F(AccessTest, TheCommandLineMakesKeysAndBringsThem) {
   EXPECT_EQ(mode(), std::filesystem::perms{0640}) << "the router may read it";
   EXPECT_THAT(OutputAndExit("keys new acme --rpm-limit 5" + file),
               HasSubstr("line 3: rpm_limit = 5: an entry of the same tenant"));
-  EXPECT_THAT(OutputAndExit("keys new a/b" + file), HasSubstr("exit 1"));
+  EXPECT_THAT(OutputAndExit("keys new a/b" + file), HasSubstr("exit 2"));
   const std::string list = OutputAndExit("keys list" + file);
   EXPECT_THAT(list, HasSubstr("acme                 laptop"));
   EXPECT_EQ(list.find(key), std::string::npos);

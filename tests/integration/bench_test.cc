@@ -192,7 +192,7 @@ TEST(BenchUsageTest, MistakesAreNamedBeforeAnythingIsSent) {
       {"--time-scale 2", 2, "--time-scale needs --trace"},
       {"--random-sigma 1", 2, "needs --random-distribution lognormal"},
       {"--save-detailed", 2, "--save-detailed needs --json"},
-      {"--trace /no/such/file", 1, "cannot open /no/such/file"},
+      {"--trace /no/such/file", 1, "cannot read /no/such/file"},
       {"--trace " + bad_trace, 1, "bad.csv:1: the header is 'one,two'"},
       {"--json /no/such/dir/x.json", 1, "cannot write /no/such/dir/x.json"},
       {"--router 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},

@@ -469,13 +469,14 @@ TEST_F(HttpTest, ARouterAboveItsCeilingEndsItsStreamsAndItself) {
   Socket stream(cluster_->http_port());
   stream.Send(Request("/v1/completions", body));
   std::string raw = stream.Receive("data: ");
+  std::thread reader([&] { raw += stream.Receive(); });
   Socket hoarder(cluster_->http_port());  // its last byte never comes
   hoarder.Send(absl::StrCat("POST /v1/completions HTTP/1.1\r\n",
                             "Content-Type: application/json\r\n",
                             "Content-Length: ", 60 << 20, "\r\n\r\n",
                             std::string((60 << 20) - 1, ' ')));
   EXPECT_EQ(cluster_->WaitForExit("router", std::chrono::seconds(60)), 1);
-  raw += stream.Receive();
+  reader.join();
   EXPECT_EQ(Parse(raw).Data().back(), "[DONE]");
   // As an error, which no other test may end with.
   const std::string fault = "above --max-memory-bytes";
