@@ -80,8 +80,8 @@ class ServerCall : public Call<Out, In> {
   // repeat only one without any.
   bool Begin() {
     if (std::exchange(begun_, true)) return false;
-    std::string id = RequestIdToEcho(*context_);
-    if (!id.empty()) context_->AddInitialMetadata(kRequestId, std::move(id));
+    const std::string id = RequestIdToEcho(*context_);
+    if (!id.empty()) context_->AddInitialMetadata(kRequestId, id);
     return true;
   }
   void Cancelled() { this->Broken(CancelReason(*context_)); }

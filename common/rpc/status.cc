@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
@@ -71,8 +70,8 @@ grpc::Status ToGrpc(const absl::Status& status) {
 grpc::Status ToGrpc(const absl::Status& status,
                     grpc::CallbackServerContext* context) {
   if (status.ok()) return grpc::Status::OK;
-  if (std::string id = RequestIdToEcho(*context); !id.empty()) {
-    context->AddTrailingMetadata(kRequestId, std::move(id));
+  if (const std::string id = RequestIdToEcho(*context); !id.empty()) {
+    context->AddTrailingMetadata(kRequestId, id);
   }
   if (const auto retry_after = RetryAfter(status); retry_after.has_value()) {
     context->AddTrailingMetadata(
