@@ -145,7 +145,6 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
     }
     SendLoad(id, told, Command::Of::kChange);
   }
-  change.adapter.set_digest(digest);
   changes_.emplace(name, std::move(change));
 }
 

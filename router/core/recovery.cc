@@ -231,14 +231,11 @@ void Request::AwaitProofOfLife(const v1::WorkerRef& worker, absl::Time end,
                      });
 }
 
-// One process crashes once, however many calls break with it; and the first may
-// have been acquitted while the second was judged.
+// The first may have been acquitted while the second was judged. They are two:
+// nothing is placed again on one that has not registered since.
 bool Request::BothCrashed(const v1::WorkerRef& second) {
   if (!Crashed(second)) return false;
-  const bool same = crashed_in_ &&
-                    crashed_in_->worker_id() == second.worker_id() &&
-                    crashed_in_->incarnation() == second.incarnation();
-  if (crashed_in_ && !same && Crashed(*crashed_in_)) return true;
+  if (crashed_in_ && Crashed(*crashed_in_)) return true;
   NoteCrash(second);
   return false;
 }

@@ -262,37 +262,39 @@ TEST_F(HttpServerTest, ChunksHoldNoMoreThanTheirBytes) {
   EXPECT_THAT(socket.Receive("||abcde"), HasSubstr("||abcde"));
 }
 
-TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
-  const size_t bytes = 24 << 20;
-  EXPECT_TRUE(WithSomePatience([&](std::chrono::milliseconds patience) {
+// Whether a peer that reads by `take` gets all of a long answer of a server
+// with some patience. `window`: of its own buffer; 0: the usual one.
+constexpr size_t kLong = 24 << 20;
+template <typename Take>
+bool GetsAll(int window, Take take) {
+  return WithSomePatience([&](std::chrono::milliseconds patience) {
     HttpServer server({.idle_timeout = absl::FromChrono(patience)});
-    server.Handle("GET", "/much", [&](const HttpRequest&) {
-      return HttpResponse{.body = std::string(bytes, 'x')};
+    server.Handle("GET", "/much", [](const HttpRequest&) {
+      return HttpResponse{.body = std::string(kLong, 'x')};
     });
     if (!server.Start().ok()) return false;
-    Socket socket(server.port());
+    Socket socket;
+    if (window > 0) {
+      setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &window, sizeof(window));
+    }
+    socket.Connect(server.port());
     socket.Send("GET /much HTTP/1.1\r\nConnection: close\r\n\r\n");
-    return socket.TakeSlowly(bytes / 2, patience) > bytes;
+    return take(socket, patience) > kLong;
+  });
+}
+
+TEST_F(HttpServerTest, APeerThatTakesAnAnswerSlowlyGetsAllOfIt) {
+  EXPECT_TRUE(GetsAll(0, [](Socket& socket, auto patience) {
+    return socket.TakeSlowly(kLong / 2, patience);
   }));
 }
 
 // A buffer that a fast start has made large says nothing for long while it
 // empties.
 TEST_F(HttpServerTest, APeerThatBecomesSlowGetsAllOfAnAnswer) {
-  const size_t bytes = 24 << 20;
-  EXPECT_TRUE(WithSomePatience([&](std::chrono::milliseconds patience) {
-    HttpServer server({.idle_timeout = absl::FromChrono(patience)});
-    server.Handle("GET", "/much", [&](const HttpRequest&) {
-      return HttpResponse{.body = std::string(bytes, 'x')};
-    });
-    if (!server.Start().ok()) return false;
-    Socket socket;
-    const int window = 64 << 10;
-    setsockopt(socket.fd(), SOL_SOCKET, SO_RCVBUF, &window, sizeof(window));
-    socket.Connect(server.port());
-    socket.Send("GET /much HTTP/1.1\r\nConnection: close\r\n\r\n");
-    const size_t fast = socket.Take(bytes / 2);
-    return fast + socket.TakeSlowly(12 * (96 << 10), patience) > bytes;
+  EXPECT_TRUE(GetsAll(64 << 10, [](Socket& socket, auto patience) {
+    const size_t fast = socket.Take(kLong / 2);
+    return fast + socket.TakeSlowly(12 * (96 << 10), patience);
   }));
 }
 
