@@ -3,8 +3,8 @@
 
 llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
-bf16 and GGUF files in bf16, q8_0 and q4_0 (`bf16-inputs` is Tandem with
---activation-dtype bf16, beside the same llama.cpp). Both programs run one after the other
+bf16 and GGUF files in bf16, q8_0 and q4_0 (`bf16-inputs` and `bf16-amx` are Tandem
+with --activation-dtype bf16 and bf16-amx, beside the same llama.cpp). Both programs run one after the other
 on the same threads, figure by figure; every one is the median of --repeats runs
 after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
@@ -35,11 +35,14 @@ SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
           "135m": (576, 30, 9, 3, 64, 1536, 49152),
           "500m": (896, 24, 14, 2, 64, 4864, 151936)}
 # The peer's file; it always rounds inputs to bf16 where weights are bf16.
-PEER = {"bf16": "bf16", "bf16-inputs": "bf16", "int8": "q8_0", "int4": "q4_0"}
+PEER = {"bf16": "bf16", "bf16-inputs": "bf16", "bf16-amx": "bf16", "int8": "q8_0",
+        "int4": "q4_0"}
 # What cpu_bench is told, and whose peak in kernels_bench's limits is the limit.
 FLAGS = {"bf16": [], "bf16-inputs": ["--activations", "bf16"],
+         "bf16-amx": ["--activations", "bf16-amx"],
          "int8": ["--quantization", "int8"], "int4": ["--quantization", "int4"]}
-PEAK = {"bf16": "fma", "bf16-inputs": "pairs", "int8": "dot", "int4": "dot"}
+PEAK = {"bf16": "fma", "bf16-inputs": "pairs", "bf16-amx": "tiles", "int8": "dot",
+        "int4": "dot"}
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 
@@ -51,7 +54,7 @@ def wanted(shape: str, fmt: str, what: str) -> tuple[float, float | None] | None
         return (5, 0.6) if shape == "135m" and fmt != "int4" else None
     if what == "prefill":
         return {"bf16": (1.8, 0.7), "bf16-inputs": (1.8, None),
-                "int8": (2.5, 0.5)}.get(fmt)
+                "bf16-amx": (1.8, None), "int8": (2.5, 0.5)}.get(fmt)
     if fmt.startswith("bf16"):
         return (2.0, 0.75) if shape == "135m" else (1.4, 0.85)
     return 2.0, 0.8
@@ -242,6 +245,7 @@ class Work:
                                        + heads * dim * hidden + 3 * wide * hidden)
         self.head_numbers = vocab * hidden
         each = {"bf16": (2.0, 2.0), "bf16-inputs": (2.0, 2.0),
+                "bf16-amx": (2.0, 2.0),
                 "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
         self.weight_bytes = (self.layer_numbers * each[fmt][0]
                              + self.head_numbers * each[fmt][1])
@@ -252,7 +256,7 @@ class Work:
         """Tokens/s if nothing but the slower of arithmetic and reading counted."""
         dot = max(limits[PEAK[fmt]], limits["fma"])  # pairs may be slower than FMA
         # Attention: of chains with a bf16 cache.
-        attend = dot if fmt == "bf16-inputs" else limits["fma"]
+        attend = dot if fmt.startswith("bf16-") else limits["fma"]
         if what == "prefill":
             attention = self.attention_flops * at * (at + 1) / 2 / attend
             products = 2 * self.layer_numbers * at / dot
@@ -270,7 +274,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="135m,500m")
-    parser.add_argument("--formats", default="bf16,bf16-inputs,int8,int4")
+    parser.add_argument("--formats", default="bf16,bf16-inputs,int8,int4",
+                        help="and bf16-amx")
     parser.add_argument("--work-items", default="prefill:512,prefill:2048,decode:128,"
                         "decode:2048,batch:16,batch:32")
     parser.add_argument("--threads", type=int, default=2)

@@ -3,7 +3,7 @@
 // JSON object a line with the median of several runs:
 //
 //   cpu_bench --model DIR [--threads N] [--quantization none|fp8|int8|int4]
-//             [--activations f32|bf16]
+//             [--activations f32|bf16|bf16-amx]
 //             [--repeats 5] [--prefill 512,2048] [--decode 128,2048]
 //             [--batch 16,32]
 //
@@ -29,6 +29,7 @@
 namespace {
 
 using namespace tandem;  // NOLINT: a program of one file
+using kernels::CpuInputs;
 using kernels::DType;
 
 constexpr int kSteps = 32;
@@ -37,7 +38,7 @@ constexpr int kBatchContext = 512;
 struct Flags {
   std::string model;
   std::string quantisation = "none";
-  DType activations = DType::kF32;
+  CpuInputs activations = CpuInputs::kF32;
   int threads = 0;
   int repeats = 5;
   std::vector<int> prefill = {512, 2048};
@@ -73,8 +74,13 @@ Flags Parse(int argc, char** argv) {
     } else if (flag == "--quantization") {
       flags.quantisation = value;
     } else if (flag == "--activations") {
-      if (value != "f32" && value != "bf16") Die("--activations: f32 or bf16");
-      flags.activations = value == "bf16" ? DType::kBF16 : DType::kF32;
+      if (value == "bf16") {
+        flags.activations = CpuInputs::kBf16;
+      } else if (value == "bf16-amx") {
+        flags.activations = CpuInputs::kBf16Amx;
+      } else if (value != "f32") {
+        Die("--activations: f32, bf16 or bf16-amx");
+      }
     } else if (flag == "--threads") {
       flags.threads = std::atoi(value.c_str());
     } else if (flag == "--repeats") {
@@ -133,7 +139,7 @@ void Run(const Flags& flags) {
   const auto checkpoint = engine::Checkpoint::Open(flags.model);
   if (!checkpoint.ok()) Die(std::string(checkpoint.status().message()));
   const auto backend = kernels::NewCpuBackend(
-      {.threads = flags.threads, .activation = flags.activations});
+      {.threads = flags.threads, .inputs = flags.activations});
   if (!backend.ok()) Die(std::string(backend.status().message()));
   const auto model = engine::Model::Load(
       *spec, *checkpoint, LoadAs(flags.quantisation), backend->get());

@@ -98,6 +98,10 @@ class Bench {
       pair_peak_ = Peak(tandem::RunBf16Dots);
       std::printf("bf16 dot peak (vdpbf16ps) %.0f GFLOP/s\n", pair_peak_);
     }
+    if (tandem::CpuHasTiles()) {
+      tile_peak_ = Peak(tandem::RunBf16Tiles);
+      std::printf("bf16 tile peak (tdpbf16ps) %.0f GFLOP/s\n", tile_peak_);
+    }
   }
 
   // Billions of operations a second of `run`, on all threads.
@@ -161,8 +165,9 @@ class Bench {
 
   // One JSON object, with the read bandwidth over sets of these many bytes.
   void PrintLimits(const std::vector<size_t>& sets) {
-    std::printf("{\"fma\": %.6g, \"dot\": %.6g, \"pairs\": %.6g", peak_ * 1e9,
-                dot_peak_ * 1e9, pair_peak_ * 1e9);
+    std::printf(
+        "{\"fma\": %.6g, \"dot\": %.6g, \"pairs\": %.6g, \"tiles\": %.6g",
+        peak_ * 1e9, dot_peak_ * 1e9, pair_peak_ * 1e9, tile_peak_ * 1e9);
     for (const size_t bytes : sets) {
       std::printf(", \"%zu\": %.6g", bytes, ReadBandwidth(bytes) * 1e9);
     }
@@ -200,7 +205,7 @@ class Bench {
                           : type == DType::kInt4 ? 18.0 / 32
                                                  : 2);
     const bool codes = type == DType::kInt8 || type == DType::kInt4;
-    const double peak = codes ? dot_peak_ : F32OrPairs();
+    const double peak = codes ? dot_peak_ : Bf16Products();
     const double bandwidth = ReadBandwidth(static_cast<size_t>(bytes));
     std::printf("\n%s: %.0f MB of %s weights, read at %.1f GB/s\n", model.name,
                 bytes * 1e-6, Name(type).data(), bandwidth);
@@ -346,10 +351,17 @@ class Bench {
     const bool pairs = backend_->numerics() != "cpu-1";
     return pairs ? std::max(pair_peak_, peak_) : peak_;
   }
+  // Of what products with bf16 do.
+  double Bf16Products() const {
+    return backend_->numerics() == "cpu-1-bf16-amx" && tile_peak_ > 0
+               ? tile_peak_
+               : F32OrPairs();
+  }
 
   double peak_ = 0;
   double dot_peak_ = 0;
   double pair_peak_ = 0;
+  double tile_peak_ = 0;
 };
 
 }  // namespace
@@ -391,7 +403,9 @@ int main(int argc, char** argv) {
     } else if (flag == "--no-attention") {
       chosen.attention = false;
     } else if (flag == "--bf16-inputs") {
-      options.activation = DType::kBF16;
+      options.inputs = CpuInputs::kBf16;
+    } else if (flag == "--bf16-amx-inputs") {
+      options.inputs = CpuInputs::kBf16Amx;
     } else if ((flag == "--weights" || flag == "--kv") && i + 1 < argc) {
       const std::string_view value = argv[++i];
       (flag == "--kv" ? chosen.kv : chosen.weights) =
@@ -403,7 +417,8 @@ int main(int argc, char** argv) {
                    "usage: kernels_bench [--threads N] "
                    "[--isa auto|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx] "
                    "[--fetching auto|intel|amd] "
-                   "[--weights bf16|int8|int4] [--bf16-inputs] [--kv "
+                   "[--weights bf16|int8|int4] [--bf16-inputs | "
+                   "--bf16-amx-inputs] [--kv "
                    "bf16|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;

@@ -2,6 +2,10 @@
 #include "common/cpu_limits.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 namespace tandem {
 
@@ -16,6 +20,24 @@ bool CpuHasBf16Dots() { return __builtin_cpu_supports("avx512bf16") != 0; }
 
 bool CpuGainsByBf16Dots() {
   return CpuHasBf16Dots() && __builtin_cpu_is("intel") == 0;
+}
+
+bool CpuHasTiles() {
+  constexpr unsigned kAmx =
+      1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmx) != kAmx) {
+    return false;
+  }
+  // The kernel saves and restores the registers for those who ask alone.
+  constexpr unsigned long kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr unsigned long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+std::string_view FasterActivationDtype() {
+  if (CpuHasTiles()) return "bf16-amx";
+  return CpuGainsByBf16Dots() ? "bf16" : "";
 }
 
 bool CpuHas(IntegerDots how) {
@@ -147,6 +169,28 @@ double RunBf16Dots(int64_t rounds) {
     asm volatile(TANDEM_DOT48("vdpbf16ps", "zmm")::: TANDEM_FMA_CLOBBERS);
   }
   return static_cast<double>(rounds) * 48 * 32 * 2;
+}
+
+#define TANDEM_TILE(sum) "tdpbf16ps %%tmm7, %%tmm6, %%tmm" sum "\n\t"
+#define TANDEM_TILES \
+  TANDEM_TILE("0") TANDEM_TILE("1") TANDEM_TILE("2") TANDEM_TILE("3")
+
+double RunBf16Tiles(int64_t rounds) {
+  struct alignas(64) Config {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  std::fill_n(config.row_bytes, 8, uint16_t{64});
+  std::fill_n(config.rows, 8, uint8_t{16});
+  asm volatile("ldtilecfg %0" : : "m"(config));
+  for (int64_t i = 0; i < rounds; ++i) {
+    asm volatile(TANDEM_TILES TANDEM_TILES TANDEM_TILES::);
+  }
+  asm volatile("tilerelease");
+  return static_cast<double>(rounds) * 12 * (16 * 16 * 32 * 2);
 }
 
 void ReadMemory(const std::byte* data, size_t bytes) {

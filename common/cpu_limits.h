@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace tandem {
 
@@ -18,6 +19,12 @@ bool CpuHasWideFma();   // AVX-512
 bool CpuHasBf16Dots();  // vdpbf16ps of 512 bits
 // And does more of them than FMA: Emerald Rapids does half as many.
 bool CpuGainsByBf16Dots();
+// AMX, for int8 and bf16, if the kernel grants this process its registers.
+bool CpuHasTiles();
+
+// The value of --activation-dtype with which this CPU does more arithmetic than
+// with f32; empty: none.
+std::string_view FasterActivationDtype();
 
 // How int8 is multiplied: by AVX2's vpmaddubsw, vpmaddwd and vpaddd, or by one
 // vpdpbusd that does what those three do, of 256 bits (AVX-VNNI: Intel's
@@ -31,6 +38,7 @@ IntegerDots FastestIntegerDots();
 double RunFma(bool wide, int64_t rounds);
 double RunIntegerDots(IntegerDots how, int64_t rounds);
 double RunBf16Dots(int64_t rounds);
+double RunBf16Tiles(int64_t rounds);  // of 12 instructions
 
 // Loads from four streams, as the hardware's prefetchers like it; up to 255
 // bytes at the end are left out.

@@ -35,6 +35,7 @@
 namespace tandem::worker {
 namespace {
 
+using kernels::CpuInputs;
 using kernels::DType;
 
 absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
@@ -98,16 +99,17 @@ bool HasBf16Products(std::optional<DType> quantisation, bool keeps_f32) {
 }
 
 // What chains on a CPU round their inputs to.
-absl::StatusOr<DType> ActivationsOnCpu(const WorkerFlags& flags,
-                                       std::optional<DType> quantisation,
-                                       bool keeps_f32, DType kv_dtype) {
-  if (flags.activation_dtype != "bf16") return DType::kF32;
+absl::StatusOr<CpuInputs> ActivationsOnCpu(const WorkerFlags& flags,
+                                           std::optional<DType> quantisation,
+                                           bool keeps_f32, DType kv_dtype) {
+  const bool amx = flags.activation_dtype == "bf16-amx";
+  if (!amx && flags.activation_dtype != "bf16") return CpuInputs::kF32;
   if (HasBf16Products(quantisation, keeps_f32) || kv_dtype == DType::kBF16) {
-    return DType::kBF16;
+    return amx ? CpuInputs::kBf16Amx : CpuInputs::kBf16;
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "--activation-dtype bf16 is for weights or a KV cache in bf16; here they "
-      "are ",
+      "--activation-dtype ", flags.activation_dtype,
+      " is for weights or a KV cache in bf16; here they are ",
       std::string(kernels::Name(quantisation.value_or(DType::kF32))), " and ",
       std::string(kernels::Name(kv_dtype)),
       ": add --dtype bf16, or leave it out"));
@@ -398,10 +400,10 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const bool keeps_f32 = KeepsF32(*weight_dtype, *checkpoint);
   const DType kv_on_cpu =
       kv_flag->value_or(keeps_f32 ? DType::kF32 : DType::kBF16);
-  const absl::StatusOr<DType> on_cpu =
+  const absl::StatusOr<CpuInputs> on_cpu =
       ActivationsOnCpu(flags, *quantisation, keeps_f32, kv_on_cpu);
   if (!on_cpu.ok()) return on_cpu.status();
-  device_options.cpu.activation = *on_cpu;
+  device_options.cpu.inputs = *on_cpu;
   absl::StatusOr<kernels::cuda::OpenedDevice> opened =
       kernels::cuda::OpenDevice(device_options);
   if (!opened.ok()) return opened.status();
@@ -414,10 +416,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
   if (!opened->is_cuda() && flags.activation_dtype == "auto" &&
-      HasBf16Products(*quantisation, keeps_f32) && CpuGainsByBf16Dots()) {
+      HasBf16Products(*quantisation, keeps_f32) &&
+      !FasterActivationDtype().empty()) {
     LogInfo(
-        "this CPU computes prompts up to 1.8 times as fast with "
-        "--activation-dtype bf16, which rounds what products read, as on GPUs");
+        absl::StrCat("this CPU computes prompts faster with "
+                     "--activation-dtype ",
+                     std::string(FasterActivationDtype()),
+                     ", which rounds what products read, as on GPUs"));
   }
 
   absl::StatusOr<std::vector<std::string>> ways =

@@ -83,9 +83,10 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddChoice("dtype", &worker.dtype, {"auto", "f32", "bf16", "f16"},
                   "Format of the weights; auto is the checkpoint's");
   line->AddChoice("activation-dtype", &worker.activation_dtype,
-                  {"auto", "f32", "bf16"},
+                  {"auto", "f32", "bf16", "bf16-amx"},
                   "What products round their inputs to on a CPU; auto: f32, "
-                  "that is not at all; bf16 does up to twice the arithmetic");
+                  "that is not at all; bf16 does up to twice the arithmetic, "
+                  "and bf16-amx many times where a CPU has AMX");
   line->AddChoice("quantization", &worker.quantization,
                   {"none", "fp8", "int8", "int4"},
                   "Quantise the layers' weights when loading");

@@ -75,14 +75,16 @@ std::unique_ptr<addrinfo, void (*)(addrinfo*)> Resolve(const std::string& host,
 
 void CheckHost(Checks* checks) {
   const cli::VersionInfo info = cli::GetVersionInfo();
+  const std::string faster(FasterActivationDtype());
   checks->push_back(
       CpuHasFma()
           ? Check{Verdict::kOk, "cpu",
                   absl::StrCat(info.cpu, ", ", info.cpus, " in use, ",
                                absl::StrJoin(info.cpu_features, " "),
-                               CpuGainsByBf16Dots()
-                                   ? ": try workers' --activation-dtype bf16"
-                                   : "")}
+                               faster.empty()
+                                   ? ""
+                                   : ": try workers' --activation-dtype ",
+                               faster)}
           : Check{Verdict::kFail, "cpu",
                   absl::StrCat(info.cpu,
                                " has no AVX2 with FMA, which the kernels need: "

@@ -80,12 +80,16 @@ struct F32Weights {};
 // zero behind the last one; what lies there of the weights is not read.
 struct Bf16Pairs {};
 struct Bf16OddFirst {};
+// Groups of inputs instead, of each a chain over the even ones and one over the
+// odd ones (matmul_tiles.cc); inputs lie widened, as they come.
+struct Bf16Groups {};
 // Inputs lie in words of 4 bytes: each in its own, or two in one.
 template <typename W>
 inline constexpr int kWordInputs = std::is_same_v<W, Bf16Pairs> ? 2 : 1;
 template <typename W>
 inline constexpr bool kRoundsInputs =
-    std::is_same_v<W, Bf16Pairs> || std::is_same_v<W, Bf16OddFirst>;
+    std::is_same_v<W, Bf16Pairs> || std::is_same_v<W, Bf16OddFirst> ||
+    std::is_same_v<W, Bf16Groups>;
 
 // What Advance fetches at each step of two inputs, whose units lie at
 // unit[u] + offset.
@@ -325,6 +329,62 @@ HWY_INLINE void Advance(Chains<R, U>& chains, const float* a, int64_t a_stride,
   for (int u = 0; u < U; ++u) unit[u] = w[u];
   StepLast<R, U>(W(), chains, a + even / kWordInputs<W>, a_stride, unit,
                  (std::is_same_v<W, F32Weights> ? even : even / 2) * w_stride);
+}
+
+// ---- Groups (Bf16Groups): both chains of each output, and their sum.
+template <int R, int U>
+struct GroupChains {
+  Chains<R, U> even;
+  Chains<R, U> odd;
+
+  HWY_INLINE void Clear() {
+    even.Clear();
+    odd.Clear();
+  }
+  HWY_INLINE void AddTo(Chains<R, U>& sums) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        sums.v[r][i] =
+            hn::Add(sums.v[r][i], hn::Add(even.v[r][i], odd.v[r][i]));
+      }
+    }
+  }
+};
+
+// One input of a pair of each unit, at unit[u] + offset.
+template <int R, int U>
+HWY_INLINE void StepHalf(Chains<R, U>& chains, int half, const float* a,
+                         int64_t a_stride, const std::byte* const (&unit)[U],
+                         int64_t offset) {
+  Vec weights[U * kParts];
+#pragma GCC unroll 8
+  for (int i = 0; i < U * kParts; ++i) {
+    weights[i] = HalfOf<Bf16Groups>(
+        LoadPairs(unit[i / kParts] + offset, i % kParts), half);
+  }
+  StepWeights<R, U>(chains, a, a_stride, weights);
+}
+
+// A group goes on by inputs [begin, end), whose first pair's weights lie at
+// unit[u] and the next ones' w_stride bytes further; a is the first input.
+template <int R, int U>
+HWY_INLINE void AdvanceGroup(GroupChains<R, U>& chains, const float* a,
+                             int64_t a_stride,
+                             const std::byte* const (&unit)[U],
+                             int64_t w_stride, int begin, int end) {
+  int64_t offset = 0;
+  if (begin % 2 != 0) {
+    StepHalf<R, U>(chains.odd, 1, a++, a_stride, unit, offset);
+    offset += w_stride;
+    ++begin;
+  }
+  for (; begin + 2 <= end; begin += 2, offset += w_stride, a += 2) {
+    StepHalf<R, U>(chains.even, 0, a, a_stride, unit, offset);
+    StepHalf<R, U>(chains.odd, 1, a + 1, a_stride, unit, offset);
+  }
+  if (begin < end) StepHalf<R, U>(chains.even, 0, a, a_stride, unit, offset);
 }
 
 // As AdvanceEven of both units of a panel, whose weights it also leaves widened

@@ -42,6 +42,18 @@ using cpu::KvLayout;
 using cpu::PackedMatrix;
 using cpu::ThreadPool;
 
+constexpr const char* Describe(CpuInputs inputs) {
+  switch (inputs) {
+    case CpuInputs::kF32:
+      return ", ";
+    case CpuInputs::kBf16:
+      return ", bf16 inputs, ";
+    case CpuInputs::kBf16Amx:
+      return ", bf16 inputs in groups, ";
+  }
+  return "";
+}
+
 class CpuBuffer final : public Buffer {
  public:
   CpuBuffer(DeviceMemory memory, size_t size)
@@ -59,12 +71,19 @@ class CpuBackend final : public Backend {
 
   std::string description() const override {
     return absl::StrCat("cpu (", std::string(cpu::Name(table_.isa)),
-                        table_.rounds_inputs ? ", bf16 inputs, " : ", ",
-                        pool_.threads(),
+                        Describe(table_.inputs), pool_.threads(),
                         pool_.threads() == 1 ? " thread)" : " threads)");
   }
   std::string numerics() const override {
-    return table_.rounds_inputs ? "cpu-1-bf16" : "cpu-1";
+    switch (table_.inputs) {
+      case CpuInputs::kF32:
+        return "cpu-1";
+      case CpuInputs::kBf16:
+        return "cpu-1-bf16";
+      case CpuInputs::kBf16Amx:
+        return "cpu-1-bf16-amx";
+    }
+    return "";
   }
   DType activation_type() const override { return DType::kF32; }
   MemoryFigures memory() override { return {}; }
@@ -552,13 +571,8 @@ class CpuBackend final : public Backend {
 
 absl::StatusOr<std::unique_ptr<Backend>> NewCpuBackend(
     const CpuOptions& options) {
-  if (options.activation != DType::kF32 && options.activation != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("activations are ", std::string(Name(options.activation)),
-                     ", expected f32 or bf16 on a CPU"));
-  }
-  absl::StatusOr<KernelTable> table = cpu::MakeKernelTable(
-      options.instruction_set, options.activation == DType::kBF16);
+  absl::StatusOr<KernelTable> table =
+      cpu::MakeKernelTable(options.instruction_set, options.inputs);
   if (!table.ok()) return table.status();
   if (options.fetching != CpuFetching::kAuto) {
     table->fetching = options.fetching == CpuFetching::kIntel

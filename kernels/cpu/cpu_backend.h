@@ -21,6 +21,18 @@ inline constexpr int kMaxCpuThreads = 256;
 // suits this CPU's maker, or as suits Intel's or AMD's, whose it may not be.
 enum class CpuFetching { kAuto, kIntel, kAmd };
 
+// What chains with bf16 and fp8 weights, and with a bf16 KV cache, read their
+// inputs as. Each is one formula, with the same bits on every CPU.
+enum class CpuInputs {
+  kF32,
+  // Rounded to bf16, two at a time (kernels/cpu/matmul_bf16.cc): with
+  // vdpbf16ps twice the arithmetic on AMD's.
+  kBf16,
+  // Rounded to bf16, in groups of 32 (kernels/cpu/matmul_tiles.cc): with AMX
+  // many times the arithmetic.
+  kBf16Amx,
+};
+
 struct CpuOptions {
   // Threads that compute, the queue's own included. 0: one per CPU that this
   // process may run on.
@@ -30,12 +42,7 @@ struct CpuOptions {
   int spin_microseconds = 50;
   // "auto", or a name that MakeKernelTable knows.
   std::string instruction_set = "auto";
-  // What chains with bf16 and fp8 weights, and with a bf16 KV cache, read their
-  // inputs as: kF32, or kBF16, to which they are rounded first, two at a time
-  // (kernels/cpu/matmul_bf16.cc). Where the CPU has vdpbf16ps that is twice the
-  // arithmetic; where not, it is no slower, with the same bits. All else is f32
-  // in both cases.
-  DType activation = DType::kF32;
+  CpuInputs inputs = CpuInputs::kF32;
   // No bit depends on it: for tests and measurements.
   CpuFetching fetching = CpuFetching::kAuto;
   // Source of all memory that operations touch; must outlive the backend and

@@ -11,6 +11,7 @@
 #define TANDEM_KERNELS_CPU_DOT_INL_H_
 #endif
 
+#include "kernels/cpu/amx-inl.h"
 #include "kernels/cpu/code_matrix.h"
 #include "kernels/cpu/tile-inl.h"
 #include "kernels/quantise.h"
@@ -535,25 +536,11 @@ void StreamTile(const CodeTile& t) {
 #if HWY_TARGET == HWY_AVX3
 
 // ---- AMX: R rows, at most 16, against one unit, int8 codes as they lie in the
-// packed matrix (Read::kInt8) or in scratch. Registers of tiles belong to a
-// thread from ConfigureTiles to ReleaseTiles.
+// packed matrix (Read::kInt8) or in scratch.
 
-inline constexpr int kTileRows = 16;
-
-inline void ConfigureTiles() {
-  struct alignas(64) Config {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    // 0, 3: rows [16][32 bytes]; 1, 4: codes [8 quads][64]; 2, 5: sums
-    uint16_t row_bytes[16] = {32, 64, 64, 32, 64, 64};
-    uint8_t rows[16] = {16, 8, 16, 16, 8, 16};
-  };
-  static_assert(sizeof(Config) == 64);
-  const Config config;
-  asm volatile("ldtilecfg %0" : : "m"(config));
-}
-inline void ReleaseTiles() { asm volatile("tilerelease"); }
+// 0, 3: rows [16][32 bytes]; 1, 4: codes [8 quads][64]; 2, 5: sums
+inline constexpr TileShapes kGroupShapes = {
+    .row_bytes = {32, 64, 64, 32, 64, 64}, .rows = {16, 8, 16, 16, 8, 16}};
 
 // Dot products of one group: out [16 rows][16].
 #define TANDEM_TILE_GROUP(rows, codes, sums)                       \

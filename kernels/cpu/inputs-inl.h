@@ -37,7 +37,14 @@ using WordsTag = std::conditional_t<kWordInputs<W> == 2, hn::Half<F32>, F32>;
 template <typename W>
 HWY_INLINE hn::Vec<WordsTag<W>> WordsOf(Vec inputs) {
   const auto rounded = RoundToBf16(inputs);
-  if constexpr (kWordInputs<W> == 1) {
+  if constexpr (std::is_same_v<W, Bf16Groups>) {
+    // As vcvtne2ps2bf16 does: denormals are zeros before they are rounded.
+    const auto tiny = hn::RebindMask(
+        U32(), hn::Lt(hn::Abs(inputs), hn::Set(F32(), 0x1p-126f)));
+    const auto sign =
+        hn::And(hn::BitCast(U32(), inputs), hn::Set(U32(), 0x80000000u));
+    return hn::BitCast(F32(), hn::IfThenElse(tiny, sign, rounded));
+  } else if constexpr (kWordInputs<W> == 1) {
     return hn::BitCast(F32(), hn::Shuffle2301(rounded));
   } else {
     const hn::RepartitionToWide<U32> d;

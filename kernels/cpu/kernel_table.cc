@@ -2,10 +2,6 @@
 
 #include "kernels/cpu/kernel_table.h"
 
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <string>
 
 #include "absl/status/status.h"
@@ -16,19 +12,6 @@
 
 namespace tandem::kernels::cpu {
 namespace {
-
-// The kernel saves and restores the tiles of AMX for those who ask alone.
-bool AskForTiles() {
-  constexpr unsigned long kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr unsigned long kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
-
-bool HasTiles() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 24 & 1) != 0 &&
-         (d >> 25 & 1) != 0 && AskForTiles();
-}
 
 bool Has(Isa isa, Dot dot) {
   const bool wide = isa == Isa::kAvx512;
@@ -41,7 +24,7 @@ bool Has(Isa isa, Dot dot) {
     case Dot::kVnni:
       return CpuHas(wide ? IntegerDots::kWideVnni : IntegerDots::kVnni);
     case Dot::kAmx:
-      return HasTiles();
+      return CpuHasTiles();
   }
   return false;
 }
@@ -65,7 +48,7 @@ constexpr Named kNamed[] = {
 }  // namespace
 
 absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
-                                            bool rounds_inputs) {
+                                            CpuInputs inputs) {
   KernelTable table{};
   const Named* chosen = nullptr;
   for (const Named& named : kNamed) {
@@ -93,7 +76,7 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
   }
   table.isa = chosen->isa;
   table.dot = chosen->dot;
-  table.rounds_inputs = rounds_inputs;
+  table.inputs = inputs;
   // Chains of f32 give the same bits.
   table.pairs =
       chosen->pairs && (instruction_set != "auto" || CpuGainsByBf16Dots());

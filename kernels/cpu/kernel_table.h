@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/code_matrix.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/kv_layout.h"
 
 namespace tandem::kernels::cpu {
@@ -173,10 +174,8 @@ struct KernelTable {
   Isa isa;
   Dot dot;
   Fetching fetching;
-  // Whether inputs of bf16 weights and of a bf16 cache are rounded to bf16
-  // (CpuOptions::activation), and whether they are then taken in pairs.
-  bool rounds_inputs;
-  bool pairs;
+  CpuInputs inputs;
+  bool pairs;  // whether kBf16 takes them by vdpbf16ps
   void (*matmul)(const MatMulPiece& piece);
   void (*matmul_codes)(const MatMulPiece& piece);
   // codes[i * stride], i < RowPieces(k) = one row, quantised.
@@ -224,7 +223,7 @@ struct KernelTable {
 // those before it; "auto" takes the best one. FAILED_PRECONDITION where this
 // CPU lacks it.
 absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
-                                            bool rounds_inputs = false);
+                                            CpuInputs inputs = CpuInputs::kF32);
 
 // Filled in by one file each.
 void AddMatMul(KernelTable& table);

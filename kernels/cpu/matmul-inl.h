@@ -481,11 +481,6 @@ void ManyRows(const MatMulPiece& p, int row_begin, int row_end) {
   }
 }
 
-// Of f32 inputs (matmul.cc), and of rounded ones (matmul_bf16.cc).
-void MatMulRows(const MatMulPiece& p);
-void MatMulRounded(const MatMulPiece& p);
-void MatMulPairs(const MatMulPiece& p);
-
 template <typename W>
 void MatMulOf(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;

@@ -32,11 +32,21 @@ namespace tandem::kernels::cpu {
 
 void AddMatMul(KernelTable& table) {
   const bool wide = table.isa == Isa::kAvx512;
-  table.matmul = wide ? N_AVX3::MatMulRows : N_AVX2::MatMulRows;
-  if (!table.rounds_inputs) return;
-  table.matmul = table.pairs ? N_AVX3::MatMulPairs
-                 : wide      ? N_AVX3::MatMulRounded
-                             : N_AVX2::MatMulRounded;
+  switch (table.inputs) {
+    case CpuInputs::kF32:
+      table.matmul = wide ? N_AVX3::MatMulRows : N_AVX2::MatMulRows;
+      break;
+    case CpuInputs::kBf16:
+      table.matmul = table.pairs ? N_AVX3::MatMulPairs
+                     : wide      ? N_AVX3::MatMulRounded
+                                 : N_AVX2::MatMulRounded;
+      break;
+    case CpuInputs::kBf16Amx:
+      table.matmul = table.dot == Dot::kAmx ? N_AVX3::MatMulTiles
+                     : wide                 ? N_AVX3::MatMulGrouped
+                                            : N_AVX2::MatMulGrouped;
+      break;
+  }
 }
 
 }  // namespace tandem::kernels::cpu

@@ -326,7 +326,7 @@ void AmxPanel(const MatMulPiece& p, const Range& range, int panel,
 
 template <Read read>
 void AmxRows(const MatMulPiece& p) {
-  ConfigureTiles();
+  ConfigureTiles(kGroupShapes);
   ForPanels(p, kKindOf<read>,
             [&](const Range& range, int panel, const std::byte* w) {
               const CodeTile t = FetchingTile<kKindOf<read>>(p, range, panel);

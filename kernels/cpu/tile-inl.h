@@ -21,6 +21,14 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
+// Of f32 inputs (matmul.cc), of ones rounded to bf16 (matmul_bf16.cc), and of
+// such in groups (matmul_tiles.cc).
+void MatMulRows(const MatMulPiece& p);
+void MatMulRounded(const MatMulPiece& p);
+void MatMulPairs(const MatMulPiece& p);
+void MatMulGrouped(const MatMulPiece& p);
+void MatMulTiles(const MatMulPiece& p);
+
 inline constexpr int kMaxUnits = 8;
 inline constexpr int kMaxTileRows = 16;
 

@@ -24,6 +24,7 @@
 namespace tandem::engine {
 namespace {
 
+using kernels::CpuInputs;
 using nlohmann::json;
 
 // Where logits were taken, by position.
@@ -214,25 +215,28 @@ TEST_P(Numerics, NorWithQuantisedWeights) {
 }
 
 TEST_P(Numerics, NorWithRoundedInputs) {
-  for (const auto& [weights, expected] :
-       {std::pair(kernels::DType::kBF16, "cpu-1-bf16"),
-        std::pair(kernels::DType::kFp8, "cpu-1-bf16")}) {
+  for (const auto& [weights, inputs, expected] :
+       {std::tuple(kernels::DType::kBF16, CpuInputs::kBf16, "cpu-1-bf16"),
+        {kernels::DType::kFp8, CpuInputs::kBf16, "cpu-1-bf16"},
+        {kernels::DType::kBF16, CpuInputs::kBf16Amx, "cpu-1-bf16-amx"},
+        {kernels::DType::kFp8, CpuInputs::kBf16Amx, "cpu-1-bf16-amx"}}) {
     RigOptions options = Blocks(16);
     options.load.weight_dtype = kernels::DType::kBF16;
     if (weights == kernels::DType::kFp8) options.load.quantisation = weights;
-    const auto one = NewCpu(1, "avx2", kernels::DType::kBF16);
+    const auto one = NewCpu(1, "avx2", inputs);
     EXPECT_EQ(one->numerics(), expected);
     Rig alone(dir_.path(), one.get(), options);
     const LogitsAt reference = Compute(alone, spec_, 1, 1);
     ASSERT_EQ(reference.size(), kLength);
     for (const std::string isa : {"avx2", "avx512", "auto"}) {
       if (!HasIsa(isa)) continue;
-      const auto backend = NewCpu(2, isa, kernels::DType::kBF16);
+      const auto backend = NewCpu(2, isa, inputs);
       for (const auto& [chunk, batch] : {std::pair(7, 3), {64, 8}, {1024, 1}}) {
         Rig rig(dir_.path(), backend.get(), options);
-        ExpectSameBits(reference, Compute(rig, spec_, chunk, batch),
-                       absl::StrCat("weights in ", std::string(Name(weights)),
-                                    ", ", isa, ", chunk ", chunk));
+        ExpectSameBits(
+            reference, Compute(rig, spec_, chunk, batch),
+            absl::StrCat("weights in ", std::string(Name(weights)), ", ",
+                         expected, ", ", isa, ", chunk ", chunk));
       }
     }
   }

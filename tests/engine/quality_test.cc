@@ -26,6 +26,7 @@
 namespace tandem::engine {
 namespace {
 
+using kernels::CpuInputs;
 using kernels::DType;
 using LogProbs = std::vector<double>;  // [vocab]
 
@@ -37,7 +38,7 @@ struct Formats {
   std::string name;
   DType kv = DType::kF32;
   std::optional<DType> weights = std::nullopt;
-  DType inputs = DType::kF32;  // of products
+  CpuInputs inputs = CpuInputs::kF32;  // of products
 };
 
 RigOptions OptionsOf(const Formats& formats) {
@@ -201,7 +202,10 @@ const std::vector<Row>& Rows() {
       {{"int8 weights, int8 KV", DType::kInt8, DType::kInt8},
        {6e-3, 0.25, 1e-2, 0.96}},
       {{"int4 weights", DType::kF32, DType::kInt4}, {0.13, 4, 0.11, 0.83}},
-      {{"bf16 inputs, bf16 KV", DType::kBF16, std::nullopt, DType::kBF16},
+      {{"bf16 inputs, bf16 KV", DType::kBF16, std::nullopt, CpuInputs::kBf16},
+       {4e-4, 1.5e-2, 2e-3, 0.985}},
+      {{"bf16 inputs in groups, bf16 KV", DType::kBF16, std::nullopt,
+        CpuInputs::kBf16Amx},
        {4e-4, 1.5e-2, 2e-3, 0.985}},
   };
   return rows;
@@ -230,7 +234,7 @@ class QualityTest : public testing::TestWithParam<const char*> {
     const auto rounding = NewCpu(2, "auto", formats.inputs);
     RigOptions options = OptionsOf(formats);
     // Rounded inputs are of products with bf16 weights.
-    if (formats.inputs == DType::kBF16) {
+    if (formats.inputs != CpuInputs::kF32) {
       options.load.weight_dtype = DType::kBF16;
     }
     Rig rig(directory_, rounding.get(), options);

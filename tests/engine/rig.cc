@@ -30,9 +30,9 @@ constexpr uint64_t kKey = 7;
 }  // namespace
 
 std::unique_ptr<kernels::Backend> NewCpu(int threads, const std::string& isa,
-                                         kernels::DType activation) {
+                                         kernels::CpuInputs inputs) {
   return Must(kernels::NewCpuBackend(
-      {.threads = threads, .instruction_set = isa, .activation = activation}));
+      {.threads = threads, .instruction_set = isa, .inputs = inputs}));
 }
 
 bool HasIsa(const std::string& isa) {

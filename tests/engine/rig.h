@@ -18,13 +18,14 @@
 #include "engine/executor.h"
 #include "engine/model/model.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::engine {
 
 // A CPU backend; aborts if it cannot be had. "avx2" or "avx512"; see HasIsa.
 std::unique_ptr<kernels::Backend> NewCpu(
     int threads, const std::string& isa = "auto",
-    kernels::DType activation = kernels::DType::kF32);
+    kernels::CpuInputs inputs = kernels::CpuInputs::kF32);
 bool HasIsa(const std::string& isa);
 
 struct RigOptions {

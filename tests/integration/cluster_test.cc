@@ -448,7 +448,8 @@ TEST_F(ClusterTest, EveryNumberFormatGivesOneTextWhereverItIsPrefilled) {
         {"--kv-cache-dtype", "int8", "--quantization", "int8"},
         {"--kv-cache-dtype", "int4", "--quantization", "int4"},
         {"--kv-cache-dtype", "int8", "--quantization", "int4"},
-        {"--activation-dtype", "bf16"}}) {
+        {"--activation-dtype", "bf16"},
+        {"--activation-dtype", "bf16-amx"}}) {
     SCOPED_TRACE(absl::StrJoin(arguments, " "));
     Begin({.worker_arguments = arguments});
     v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 32);
@@ -469,7 +470,8 @@ TEST_F(ClusterTest, EveryNumberFormatGivesOneTextWhereverItIsPrefilled) {
 TEST_F(ClusterTest, PairsThatDifferInNumericsAreNotUsedUnlessAllowed) {
   for (const auto& [flag, prefill, decode] :
        {std::tuple{"--kv-cache-dtype", "f32", "bf16"},
-        std::tuple{"--activation-dtype", "bf16", "f32"}}) {
+        std::tuple{"--activation-dtype", "bf16", "f32"},
+        std::tuple{"--activation-dtype", "bf16", "bf16-amx"}}) {
     Begin({.prefill_arguments = {flag, prefill},
            .decode_arguments = {flag, decode}});
     v1::GenerateRequest request = TextRequest(SomePrompts(1, 3)[0], 8);

@@ -19,7 +19,8 @@ struct Model {
   DType type;
   int window = 0;
   float soft_cap = 0;
-  DType inputs = DType::kF32;  // what queries and weights are rounded to
+  CpuInputs inputs =
+      CpuInputs::kF32;  // what queries and weights are rounded to
   bool sinks = false;
   int qkv() const { return (heads + 2 * kv_heads) * head_dim; }
 };
@@ -162,7 +163,7 @@ std::vector<double> Reference(const Model& model, int length,
       std::vector<double> q(
           rotated.data() + p * model.qkv() + h * model.head_dim,
           rotated.data() + p * model.qkv() + (h + 1) * model.head_dim);
-      if (model.inputs == DType::kBF16 && model.type == DType::kBF16) {
+      if (model.inputs != CpuInputs::kF32 && model.type == DType::kBF16) {
         for (double& x : q) x = RoundToBf16(static_cast<float>(x));
       }
       std::vector<double> weights;
@@ -221,21 +222,27 @@ const Model kModels[] = {
     {4, 1, 24, DType::kF32, 1},
     {2, 2, 40, DType::kInt8, 40, 0.5f},
     {4, 2, 16, DType::kBF16, 530, 0.3f},
-    {9, 3, 64, DType::kBF16, 0, 0, DType::kBF16},
-    {26, 1, 24, DType::kBF16, 0, 0, DType::kBF16},
-    {8, 4, 8, DType::kBF16, 1, 0, DType::kBF16},
-    {7, 1, 40, DType::kBF16, 19, 0, DType::kBF16},
-    {2, 1, 256, DType::kBF16, 530, 0.3f, DType::kBF16},
-    {9, 3, 64, DType::kF32, 0, 0, DType::kBF16},
-    {4, 2, 40, DType::kInt8, 40, 0, DType::kBF16},
-    {9, 3, 64, DType::kBF16, 0, 0, DType::kF32, true},
-    {26, 1, 24, DType::kF32, 19, 0.5f, DType::kF32, true},
-    {7, 1, 40, DType::kBF16, 530, 0, DType::kBF16, true},
+    {9, 3, 64, DType::kBF16, 0, 0, CpuInputs::kBf16},
+    {9, 3, 64, DType::kBF16, 0, 0, CpuInputs::kBf16Amx},
+    {26, 1, 24, DType::kBF16, 0, 0, CpuInputs::kBf16Amx},
+    {7, 1, 40, DType::kBF16, 19, 0, CpuInputs::kBf16Amx},
+    {4, 2, 96, DType::kBF16, 530, 0.3f, CpuInputs::kBf16Amx},
+    {9, 3, 64, DType::kBF16, 67, 0, CpuInputs::kBf16Amx, true},
+    {4, 2, 40, DType::kInt8, 40, 0, CpuInputs::kBf16Amx},
+    {26, 1, 24, DType::kBF16, 0, 0, CpuInputs::kBf16},
+    {8, 4, 8, DType::kBF16, 1, 0, CpuInputs::kBf16},
+    {7, 1, 40, DType::kBF16, 19, 0, CpuInputs::kBf16},
+    {2, 1, 256, DType::kBF16, 530, 0.3f, CpuInputs::kBf16},
+    {9, 3, 64, DType::kF32, 0, 0, CpuInputs::kBf16},
+    {4, 2, 40, DType::kInt8, 40, 0, CpuInputs::kBf16},
+    {9, 3, 64, DType::kBF16, 0, 0, CpuInputs::kF32, true},
+    {26, 1, 24, DType::kF32, 19, 0.5f, CpuInputs::kF32, true},
+    {7, 1, 40, DType::kBF16, 530, 0, CpuInputs::kBf16, true},
     // Latent attention's.
     {16, 1, 576, DType::kBF16},
     {40, 1, 576, DType::kInt4, 130},
     {5, 1, 288, DType::kInt8},
-    {3, 1, 320, DType::kBF16, 0, 0, DType::kBF16},
+    {3, 1, 320, DType::kBF16, 0, 0, CpuInputs::kBf16},
 };
 
 TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
@@ -256,9 +263,9 @@ TEST(AttentionTest, IsWithinTheErrorBoundOfFloat64) {
       Device device(std::move(backend));
       const auto got = Attend(device, model, length, {}, qkv);
       ASSERT_EQ(got.size(), expected.size());
-      const double bound = model.type != DType::kBF16    ? 1e-5
-                           : model.inputs == DType::kF32 ? 1e-3
-                                                         : 1e-2;
+      const double bound = model.type != DType::kBF16        ? 1e-5
+                           : model.inputs == CpuInputs::kF32 ? 1e-3
+                                                             : 1e-2;
       for (size_t i = 0; i < got.size(); ++i) {
         ASSERT_NEAR(got[i], expected[i], bound)
             << isa << " heads " << model.heads << " element " << i;
@@ -325,11 +332,12 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
 TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
   const int length = 40;
   const int poisoned = 12;
-  for (const auto& [type, inputs] : {std::pair(DType::kF32, DType::kF32),
-                                     {DType::kBF16, DType::kF32},
-                                     {DType::kInt8, DType::kF32},
-                                     {DType::kInt4, DType::kF32},
-                                     {DType::kBF16, DType::kBF16}}) {
+  for (const auto& [type, inputs] : {std::pair(DType::kF32, CpuInputs::kF32),
+                                     {DType::kBF16, CpuInputs::kF32},
+                                     {DType::kInt8, CpuInputs::kF32},
+                                     {DType::kInt4, CpuInputs::kF32},
+                                     {DType::kBF16, CpuInputs::kBf16},
+                                     {DType::kBF16, CpuInputs::kBf16Amx}}) {
     Device device(MakeBackend("auto", 1, inputs));
     for (const int window : {1, 7, 8}) {
       const Model model{4, 2, 24, type, window};
@@ -359,7 +367,8 @@ TEST(AttentionTest, IgnoresWhatLiesBeforeAWindow) {
 }
 
 // Of the cache, and what inputs are rounded to.
-class BehindTest : public ::testing::TestWithParam<std::pair<DType, DType>> {};
+class BehindTest
+    : public ::testing::TestWithParam<std::pair<DType, CpuInputs>> {};
 
 TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
   // Another sequence's values, NaN and infinity included, in the same block.
@@ -395,15 +404,16 @@ TEST_P(BehindTest, IgnoresWhatLiesBehindAPosition) {
 
 INSTANTIATE_TEST_SUITE_P(
     AttentionTest, BehindTest,
-    ::testing::Values(std::pair(DType::kF32, DType::kF32),
-                      std::pair(DType::kBF16, DType::kF32),
-                      std::pair(DType::kBF16, DType::kBF16),
-                      std::pair(DType::kFp8, DType::kF32),
-                      std::pair(DType::kInt8, DType::kF32),
-                      std::pair(DType::kInt4, DType::kF32)),
+    ::testing::Values(std::pair(DType::kF32, CpuInputs::kF32),
+                      std::pair(DType::kBF16, CpuInputs::kF32),
+                      std::pair(DType::kBF16, CpuInputs::kBf16),
+                      std::pair(DType::kBF16, CpuInputs::kBf16Amx),
+                      std::pair(DType::kFp8, CpuInputs::kF32),
+                      std::pair(DType::kInt8, CpuInputs::kF32),
+                      std::pair(DType::kInt4, CpuInputs::kF32)),
     [](const auto& test) {
       return std::string(Name(test.param.first)) + "_of_" +
-             std::string(Name(test.param.second));
+             Name(test.param.second);
     });
 
 TEST(AttentionTest, ANonFiniteQuantisedVectorIsSeenByWhoeverReadsIt) {

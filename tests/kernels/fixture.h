@@ -25,11 +25,11 @@
 namespace tandem::kernels {
 
 // Null where this CPU lacks the instruction set.
-inline std::unique_ptr<Backend> MakeBackend(const std::string& isa = "auto",
-                                            int threads = 1,
-                                            DType activation = DType::kF32) {
+inline std::unique_ptr<Backend> MakeBackend(
+    const std::string& isa = "auto", int threads = 1,
+    CpuInputs inputs = CpuInputs::kF32) {
   CpuOptions options;
-  options.activation = activation;
+  options.inputs = inputs;
   options.instruction_set = isa;
   options.threads = threads;
   // No bit may show how memory is read either.
@@ -38,6 +38,15 @@ inline std::unique_ptr<Backend> MakeBackend(const std::string& isa = "auto",
   auto backend = NewCpuBackend(options);
   return backend.ok() ? *std::move(backend) : nullptr;
 }
+
+constexpr const char* Name(CpuInputs inputs) {
+  return inputs == CpuInputs::kF32    ? "f32"
+         : inputs == CpuInputs::kBf16 ? "bf16"
+                                      : "bf16_amx";
+}
+// All that read bf16 weights and caches in a way of their own.
+inline constexpr CpuInputs kAllInputs[] = {CpuInputs::kF32, CpuInputs::kBf16,
+                                           CpuInputs::kBf16Amx};
 
 // The configurations that must all give the same bits.
 struct Config {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products equal one chain of fused multiply-adds per output, bit for bit,
 // whatever path, batch, thread count or instruction set computes them: in
-// order, or of rounded inputs in pairs, the odd one first.
+// order, of rounded inputs in pairs, the odd one first, or in groups.
 
 #include "kernels/cpu/float_env.h"
 #include "tests/kernels/fixture.h"
@@ -21,11 +21,11 @@ constexpr int kMostRows = 144;
 // The weights, and what their inputs are read as.
 struct Types {
   DType weights;
-  DType inputs;
+  CpuInputs inputs;
 
-  // Pairs are of bf16 weights, and of fp8's, which lie as such.
-  bool pairs() const {
-    return inputs == DType::kBF16 && weights != DType::kF32;
+  // Inputs are rounded beside bf16 weights, and fp8's, which lie as such.
+  CpuInputs summed() const {
+    return weights == DType::kF32 ? CpuInputs::kF32 : inputs;
   }
 };
 
@@ -53,24 +53,36 @@ Kept KeptAs(Types types, const MatrixShape& shape,
 
 std::vector<float> Reference(int m, const MatrixShape& shape,
                              std::vector<float> x, const Kept& w,
-                             const std::vector<float>& bias, bool pairs) {
+                             const std::vector<float>& bias, CpuInputs inputs) {
   const cpu::ScopedFlushDenormals flush;
   std::vector<float> out(static_cast<size_t>(m * shape.n));
-  if (pairs) {
+  if (inputs != CpuInputs::kF32) {
     for (float& input : x) input = RoundToBf16(input);
   }
   for (int r = 0; r < m; ++r) {
     for (int n = 0; n < shape.n; ++n) {
       float chain = 0.0f;
-      const auto add = [&](int k) {
+      const auto add = [&](int k, float& to) {
         if (k >= shape.k) return;
-        chain =
-            std::fma(x[static_cast<size_t>(r * shape.k + k)],
-                     w.weights[static_cast<size_t>(n * shape.k + k)], chain);
+        to = std::fma(x[static_cast<size_t>(r * shape.k + k)],
+                      w.weights[static_cast<size_t>(n * shape.k + k)], to);
       };
-      for (int k = 0; k < shape.k; k += 2) {
-        add(pairs ? k + 1 : k);
-        add(pairs ? k : k + 1);
+      if (inputs == CpuInputs::kBf16Amx) {
+        for (int group = 0; group < shape.k; group += 32) {
+          float even = 0.0f;
+          float odd = 0.0f;
+          for (int k = group; k < group + 32; k += 2) {
+            add(k, even);
+            add(k + 1, odd);
+          }
+          chain = chain + (even + odd);
+        }
+      } else {
+        const bool pairs = inputs == CpuInputs::kBf16;
+        for (int k = 0; k < shape.k; k += 2) {
+          add(pairs ? k + 1 : k, chain);
+          add(pairs ? k : k + 1, chain);
+        }
       }
       chain = chain * w.scales[static_cast<size_t>(n)];
       if (!bias.empty()) chain = chain + bias[static_cast<size_t>(n)];
@@ -96,7 +108,7 @@ TEST_P(MatMulTest, EqualsTheInOrderChainBitForBit) {
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
       const auto x = RandomFloats(static_cast<size_t>(kMostRows * shape.k), 3);
       const auto expected = Reference(
-          kMostRows, shape, x, KeptAs(types, shape, w), bias, types.pairs());
+          kMostRows, shape, x, KeptAs(types, shape, w), bias, types.summed());
       const float* const device_x = device.Upload(x);
       const float* const device_bias = device.Upload(bias);
       float* const out =
@@ -128,7 +140,7 @@ TEST_P(MatMulTest, MoreRowsThanAreCopiedAtOnceGiveTheSameBits) {
   device->MatMul(device.queue(), rows, device.Upload(x), packed, nullptr, out);
   EXPECT_TRUE(SameBits(device.Download(out, count),
                        Reference(rows, shape, x, KeptAs(GetParam(), shape, w),
-                                 {}, GetParam().pairs())));
+                                 {}, GetParam().summed())));
 }
 
 TEST_P(MatMulTest, EachHeadHasAMatrixOfItsOwn) {
@@ -225,25 +237,37 @@ TEST_P(MatMulTest, IsWithinTheErrorBoundOfFloat64) {
         sum += product;
         magnitude += std::abs(product);
       }
-      const double rounding = GetParam().pairs() ? std::ldexp(1.0, -8) : 0;
+      const double rounding =
+          GetParam().summed() == CpuInputs::kF32 ? 0 : std::ldexp(1.0, -8);
       EXPECT_NEAR(got[static_cast<size_t>(r * shape.n + n)], sum,
                   (shape.k * std::ldexp(1.0, -24) + rounding) * magnitude);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, MatMulTest,
-                         ::testing::Values(Types{DType::kF32, DType::kF32},
-                                           Types{DType::kBF16, DType::kF32},
-                                           Types{DType::kFp8, DType::kF32},
-                                           Types{DType::kF32, DType::kBF16},
-                                           Types{DType::kBF16, DType::kBF16},
-                                           Types{DType::kFp8, DType::kBF16}),
+std::vector<Types> AllTypes() {
+  std::vector<Types> all;
+  for (const DType weights : {DType::kF32, DType::kBF16, DType::kFp8}) {
+    for (const CpuInputs inputs : kAllInputs) all.push_back({weights, inputs});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, MatMulTest, ::testing::ValuesIn(AllTypes()),
                          [](const auto& param) {
                            return std::string(Name(param.param.weights)) +
-                                  "_of_" +
-                                  std::string(Name(param.param.inputs));
+                                  "_of_" + Name(param.param.inputs);
                          });
+
+std::vector<std::pair<Config, CpuInputs>> RoundingConfigs() {
+  std::vector<std::pair<Config, CpuInputs>> all;
+  for (const Config& config : AllConfigs()) {
+    for (const CpuInputs inputs : {CpuInputs::kBf16, CpuInputs::kBf16Amx}) {
+      all.emplace_back(config, inputs);
+    }
+  }
+  return all;
+}
 
 // Ties, what rounds to infinity, denormals (which are zeros), NaN: one input at
 // a time, beside a product that shows whether zeros were added.
@@ -252,8 +276,8 @@ TEST(RoundedInputsTest, EveryKindOfNumberIsRoundedAsBf16) {
       0x3f808000, 0x3f818000, 0x3f808001, 0x3f817fff, 0xbf808000, 0x7f7fffff,
       0xff7fffff, 0x7f7f7fff, 0x00000001, 0x807fffff, 0x00800000, 0x00ff8000,
       0x7f800000, 0xff800000, 0x7fc00000, 0x7fffffff, 0x7f800001, 0x00000000};
-  for (const Config& config : AllConfigs()) {
-    auto backend = MakeBackend(config.isa, config.threads, DType::kBF16);
+  for (const auto& [config, inputs] : RoundingConfigs()) {
+    auto backend = MakeBackend(config.isa, config.threads, inputs);
     if (backend == nullptr) continue;
     Device device(std::move(backend));
     const Matrix& one = device.Pack({1.0f}, 1, 1, DType::kBF16);
@@ -271,8 +295,10 @@ TEST(RoundedInputsTest, EveryKindOfNumberIsRoundedAsBf16) {
           EXPECT_TRUE(std::isnan(got[i])) << config.isa << " " << i;
         } else {
           const float rounded = RoundToBf16(x[i]);
+          // Groups take denormals as zeros before they are rounded.
+          const float told = inputs == CpuInputs::kBf16 ? rounded : x[i];
           EXPECT_EQ(got[i],
-                    std::fpclassify(rounded) == FP_SUBNORMAL ? 0.0f : rounded)
+                    std::fpclassify(told) == FP_SUBNORMAL ? 0.0f : rounded)
               << config.isa << " " << i;
         }
       }

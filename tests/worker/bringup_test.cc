@@ -86,12 +86,14 @@ TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {
   EXPECT_TRUE(Begin().ok());
   flags_.quantization = "fp8";
   flags_.kv_cache_dtype = "f32";
-  for (const char* const dtype : {"bf16", "f32", "auto"}) {
+  for (const auto& [dtype, numerics] : {std::pair("bf16", "cpu-1-bf16"),
+                                        {"bf16-amx", "cpu-1-bf16-amx"},
+                                        {"f32", "cpu-1"},
+                                        {"auto", "cpu-1"}}) {
     flags_.activation_dtype = dtype;
     const auto parts = Begin();
     ASSERT_TRUE(parts.ok()) << parts.status();
-    EXPECT_EQ(parts->backend->numerics(),
-              flags_.activation_dtype == "bf16" ? "cpu-1-bf16" : "cpu-1");
+    EXPECT_EQ(parts->backend->numerics(), numerics);
   }
 }
 
