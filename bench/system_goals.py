@@ -20,7 +20,8 @@
            up in the text so far, beside none.
 
 Usage: build/venv/bin/python bench/system_goals.py [--only streams,router,handoff,prefix,
-         guesses] [--threads 2] [--quick] [--work build/llama] [--no-amx] [--binaries ...]
+         guesses] [--threads 2] [--activation-dtype auto] [--quick] [--work build/llama]
+         [--no-amx] [--binaries ...]
 Needs numpy and gguf (pip), and from the build: tandem and its processes,
 handoff_shm_test, rpc_relay_bench.
 """
@@ -64,6 +65,11 @@ def served_model(work: pathlib.Path) -> pathlib.Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "models/tales" / name, model)
     return model
+
+
+def numbers(options) -> tuple[str, ...]:
+    """What workers of the 135M shape are told of number formats."""
+    return "--kv-cache-dtype", "bf16", "--activation-dtype", options.activation_dtype
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -153,7 +159,7 @@ def streams(options) -> None:
     requests = 64 if options.quick else 128
     with cluster.Cluster(options.binaries, model, options.work / "streams.log", "--prefill", "0",
                          "--decode", "1", "--threads", str(options.threads),
-                         "--kv-cache-dtype", "bf16") as running:
+                         *numbers(options)) as running:
         def load(count: int) -> dict:
             return running.load(options.work / "run.json", "--max-concurrency", "32",
                                 "--num-prompts", str(count), "--random-input-len", "128",
@@ -225,7 +231,7 @@ def handoff(options) -> None:
     for way in ("shm", "grpc"):
         with cluster.Cluster(options.binaries, model, options.work / f"handoff-{way}.log",
                              "--prefill", "1", "--decode", "1", "--threads", "1",
-                             "--handoff", way, "--kv-cache-dtype", "bf16") as running:
+                             "--handoff", way, *numbers(options)) as running:
             run = running.load(options.work / "run.json", "--max-concurrency", "1",
                                "--num-prompts", "4" if options.quick else "8",
                                "--random-input-len", "1024", "--random-output-len", "4",
@@ -243,7 +249,7 @@ def prefix(options) -> None:
     model = served_model(options.work)
     with cluster.Cluster(options.binaries, model, options.work / "prefix.log", "--prefill", "1",
                          "--decode", "1", "--threads", "1", "--max-model-len", "8192",
-                         "--kv-cache-dtype", "bf16") as running:
+                         *numbers(options)) as running:
         run = running.load(options.work / "run.json", "--max-concurrency", "1",
                            "--num-prompts", "4" if options.quick else "8",
                            "--random-prefix-len", str(PREFIX), "--random-input-len", "16",
@@ -264,7 +270,7 @@ def guesses(options) -> None:
         with cluster.Cluster(options.binaries, model, options.work / "guesses.log",
                              "--prefill", "1", "--decode", "1",
                              "--threads", str(options.threads),
-                             "--kv-cache-dtype", "bf16", *flags) as running:
+                             *numbers(options), *flags) as running:
             runs.append(running.load(
                 options.work / "run.json", "--max-concurrency", "1",
                 "--num-prompts", "4" if options.quick else "12",
@@ -281,6 +287,8 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="streams,router,handoff,prefix,guesses")
     parser.add_argument("--threads", type=int, default=2, help="of each server in `streams`")
+    parser.add_argument("--activation-dtype", default="auto",
+                        help="of the 135M shape; llama.cpp always rounds to bf16")
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
     parser.add_argument("--no-amx", action="store_true", help="as compare_llama.py")

@@ -368,8 +368,9 @@ HWY_INLINE void StepHalf(Chains<R, U>& chains, int half, const float* a,
 }
 
 // A group goes on by inputs [begin, end), whose first pair's weights lie at
-// unit[u] and the next ones' w_stride bytes further; a is the first input.
-template <int R, int U>
+// unit[u] and the next ones' w_stride bytes further; a is the first input. Each
+// unit's lines are fetched `ahead` bytes ahead, of 0 not at all.
+template <int R, int U, int ahead = 0>
 HWY_INLINE void AdvanceGroup(GroupChains<R, U>& chains, const float* a,
                              int64_t a_stride,
                              const std::byte* const (&unit)[U],
@@ -381,6 +382,7 @@ HWY_INLINE void AdvanceGroup(GroupChains<R, U>& chains, const float* a,
     ++begin;
   }
   for (; begin + 2 <= end; begin += 2, offset += w_stride, a += 2) {
+    if constexpr (ahead > 0) PrefetchLines(unit, offset + ahead, false);
     StepHalf<R, U>(chains.even, 0, a, a_stride, unit, offset);
     StepHalf<R, U>(chains.odd, 1, a + 1, a_stride, unit, offset);
   }

@@ -33,7 +33,10 @@ inline constexpr int64_t kGroupBytes = kGroup / 2 * int64_t{kPanel} * 4;
 // Inputs and rows that are rounded together: 1 MB of pairs, which stays in the
 // second-level cache.
 inline constexpr int kBlockGroups = 32;
-inline constexpr int kBlockRows = 512;
+inline constexpr int kBlockRows = 256;
+
+// How far ahead few rows fetch their weights.
+inline constexpr int kAhead = 2048;
 
 struct GroupTile {
   const std::byte* a;  // rounded inputs, the tile's first row
@@ -45,9 +48,12 @@ struct GroupTile {
   int64_t c_stride;
   bool first;  // sums start here, not at what c holds
   TileEnd finish;
-  // Of tiles: rows of the first and from it to the second one.
+  // Of tiles: rows of the first and from it to the second one; and so many
+  // lines at `next` are fetched beside each group.
   int rows;
   int second;
+  const std::byte* next;
+  int lines;
 };
 using GroupTileFn = void (*)(const GroupTile&);
 
@@ -67,8 +73,8 @@ struct GroupBlock {
   bool last;
 };
 
-// ---- With vectors: R rows against a panel, or one unit of it. Inputs are
-// words of f32.
+// ---- With vectors: R rows against U units, of a panel or several ones. Inputs
+// are words of f32.
 
 template <int R, int U>
 void VectorTile(const GroupTile& t) {
@@ -80,46 +86,56 @@ void VectorTile(const GroupTile& t) {
   }
   const int64_t a_stride = t.a_stride / int64_t{sizeof(float)};
   const float* a = reinterpret_cast<const float*>(t.a);
-  const std::byte* w = t.w;
+  const std::byte* unit[U];
+#pragma GCC unroll 8
+  for (int u = 0; u < U; ++u)
+    unit[u] = t.w + u / 2 * t.panel_bytes + u % 2 * 64;
   for (int group = 0; group < t.groups; ++group) {
-    const std::byte* unit[U];
-#pragma GCC unroll 2
-    for (int u = 0; u < U; ++u) unit[u] = w + u * 64;
-    for (int64_t line = 0; line < kGroupBytes; line += 64) {
-      PrefetchLine(w + kGroupBytes + line);
-    }
     GroupChains<R, U> chains;
     chains.Clear();
-    AdvanceGroup<R, U>(chains, a, a_stride, unit, kPanel * 4, 0, kGroup);
+    AdvanceGroup<R, U, kAhead>(chains, a, a_stride, unit, kPanel * 4, 0,
+                               kGroup);
     chains.AddTo(sums);
     a += kGroup;
-    w += kGroupBytes;
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) unit[u] += kGroupBytes;
   }
   t.finish.Apply(sums);
   sums.Store(t.c, t.c_stride);
 }
 
-// Two chains of each output fit the registers.
+// Two chains of each output fit the registers; one row reads four panels side
+// by side, since memory gives its bandwidth to several streams.
 inline constexpr int kVectorUnits = kParts == 1 ? 2 : 1;
 inline constexpr int kVectorRows = kParts == 1 ? 6 : 3;
+inline constexpr int kRowUnits = kParts == 1 ? 8 : 2;
 
 void VectorPanels(const GroupBlock& b) {
-  const int tiles = (b.rows + kVectorRows - 1) / kVectorRows;
   GroupTile t{};
   t.a_stride = b.a_stride;
+  t.panel_bytes = b.panel_bytes;
   t.groups = b.groups;
   t.first = b.first;
-  for (int panel = 0; panel < b.panels; ++panel) {
+  const auto run = [&](GroupTileFn tile, int row, int rows, int unit,
+                       int units) {
+    t.a = b.a + row * b.a_stride;
+    t.w = b.w + unit / 2 * b.panel_bytes + unit % 2 * 64;
+    RunTile(*b.piece, tile, t, rows, b.row + row, b.panel * kPanel + unit * 16,
+            units, b.last);
+  };
+  int unit = 0;
+  for (; b.rows == 1 && unit + kRowUnits <= 2 * b.panels; unit += kRowUnits) {
+    run(VectorTile<1, kRowUnits>, 0, 1, unit, kRowUnits);
+  }
+  const int tiles = (b.rows + kVectorRows - 1) / kVectorRows;
+  for (; unit < 2 * b.panels; unit += 2) {
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = b.rows * tile / tiles;
-      const int count = b.rows * (tile + 1) / tiles - row;
-      const GroupTileFn run = TileFor<1, kVectorRows>(
-          count, [](auto rows) { return VectorTile<rows, kVectorUnits>; });
-      t.a = b.a + row * b.a_stride;
-      for (int unit = 0; unit < 2; unit += kVectorUnits) {
-        t.w = b.w + panel * b.panel_bytes + unit * 64;
-        RunTile(*b.piece, run, t, count, b.row + row,
-                (b.panel + panel) * kPanel + unit * 16, kVectorUnits, b.last);
+      const int rows = b.rows * (tile + 1) / tiles - row;
+      const GroupTileFn of_rows = TileFor<1, kVectorRows>(
+          rows, [](auto count) { return VectorTile<count, kVectorUnits>; });
+      for (int u = 0; u < 2; u += kVectorUnits) {
+        run(of_rows, row, rows, unit + u, kVectorUnits);
       }
     }
   }
@@ -144,9 +160,7 @@ TileShapes ShapesOf(int rows) {
   return shapes;
 }
 
-// Of few rows, which wait for memory: how far ahead weights are fetched, half a
-// group of a panel beside each tile.
-inline constexpr int64_t kAhead = 2048;
+// Half a group of a panel, for few rows, which wait for memory.
 HWY_INLINE void FetchHalf(const std::byte* w) {
 #pragma GCC unroll 16
   for (int64_t line = 0; line < kGroupBytes / 2; line += 64) {
@@ -183,6 +197,7 @@ void AmxTile(const GroupTile& t) {
   const std::byte* w = t.w;
   const int64_t a_stride = t.a_stride;
   const int64_t second = t.second * a_stride;
+  [[maybe_unused]] const std::byte* next = t.next;
   for (int group = 0; group < t.groups; ++group) {
     TANDEM_LOAD_TILE("4", a, a_stride);
     TANDEM_LOAD_TILE("6", w, 128);
@@ -192,6 +207,7 @@ void AmxTile(const GroupTile& t) {
     TANDEM_DOT_TILE("1", "4", "7");
     if constexpr (kRows == 1) FetchHalf(w + kAhead + kGroupBytes / 2);
     if constexpr (kRows == 2) {
+      for (int i = 0; i < t.lines; ++i, next += 64) PrefetchFar(next);
       TANDEM_LOAD_TILE("5", a + second, a_stride);
       TANDEM_DOT_TILE("2", "5", "6");
       TANDEM_DOT_TILE("3", "5", "7");
@@ -254,11 +270,16 @@ void AmxPanels(const GroupBlock& b) {
   const int most = (b.rows + pairs - 1) / pairs;
   t.rows = (most + 1) / 2;
   ConfigureTiles(ShapesOf(t.rows));
+  // All of them share what is to be fetched of the next panel.
+  constexpr int kLines = kGroupBytes / 64;
+  t.lines = (kLines + pairs - 1) / pairs;
   for (int panel = 0; panel < b.panels; ++panel) {
     for (int pair = 0; pair < pairs; ++pair) {
       const int row = b.rows * pair / pairs;
       const int rows = b.rows * (pair + 1) / pairs - row;
       t.second = rows - t.rows;
+      t.next = b.w + (panel + 1) * b.panel_bytes +
+               int64_t{pair} * t.lines * b.groups * 64;
       run(AmxTile<2, 2>, row, rows, panel, 1);
     }
   }
@@ -370,6 +391,8 @@ void MatMulGrouped(const MatMulPiece& p) {
 #if HWY_TARGET == HWY_AVX3
 void MatMulTiles(const MatMulPiece& p) {
   if (p.type == DType::kF32) return MatMulRows(p);
+  // Memory gives one row more by vectors, a tenth.
+  if (p.row_end - p.row_begin == 1) return MatMulGroups<ByVectors>(p);
   MatMulGroups<ByTiles>(p);
   ReleaseTiles();
 }

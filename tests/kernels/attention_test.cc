@@ -315,7 +315,9 @@ TEST(AttentionTest, BitsDoNotDependOnBatchChunkBlockThreadsOrIsa) {
       for (const Config& config : AllConfigs()) check(config, {});
       check({"auto", 5}, {.chunk = 1, .copies = 2});
     }
-    for (const char* isa : {"avx2", "avx512"}) {
+    for (const char* isa : {"avx2", "avx512", "amx"}) {
+      // It says nothing of other inputs.
+      if (isa[1] == 'm' && model.inputs != CpuInputs::kBf16Amx) continue;
       check({isa, 2}, {.chunk = 64});
       check({isa, 1}, {.chunk = 7});
       check({isa, 2}, {.block_size = 24, .chunk = 200});
