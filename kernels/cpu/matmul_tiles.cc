@@ -30,8 +30,8 @@ namespace {
 inline constexpr int kGroup = 32;  // inputs
 // A panel's part of a group: 16 pairs of 32 outputs.
 inline constexpr int64_t kGroupBytes = kGroup / 2 * int64_t{kPanel} * 4;
-// Inputs and rows that are rounded together: 1 MB of pairs, which stays in the
-// second-level cache.
+// Inputs and rows that are rounded together: half a MB of pairs, which stays in
+// the second-level cache.
 inline constexpr int kBlockGroups = 32;
 inline constexpr int kBlockRows = 256;
 
@@ -238,6 +238,9 @@ void AmxTile(const GroupTile& t) {
     sums.Store(t.c + row * t.c_stride, 0);
   }
 }
+
+// RunTile's copies have room for both kinds.
+static_assert(2 * kTileRows * 2 <= kMaxTileRows * kMaxUnits);
 
 void AmxPanels(const GroupBlock& b) {
   GroupTile t{};

@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kMaxChanges = 64;  // at once
 constexpr size_t kMaxOwed = 1024;   // workers
+constexpr size_t kMaxGone = 1024;   // adapters
 constexpr absl::Duration kFirstPause = absl::Seconds(1);
 constexpr absl::Duration kLongestPause = absl::Minutes(1);
 
@@ -321,6 +322,7 @@ void AdapterControl::FinishLoad(Changes::iterator it) {
   const std::string name = it->first;
   const v1::LoraAdapter& adapter = it->second.adapter;
   in_service_[name] = {adapter.lora_path(), adapter.digest()};
+  gone_.erase(name);
   observer_->OnAdapter(name, "loaded", absl::OkStatus());
   Done done = std::move(it->second.done);
   changes_.erase(it);
@@ -347,6 +349,11 @@ void AdapterControl::StartUnloading(Changes::iterator it) {
   Change& change = it->second;
   change.phase = Phase::kUnloading;
   change.due = loop_->Now() + options_->adapter_wait;
+  if (gone_.size() < kMaxGone) {
+    Gone& gone = gone_[name];
+    gone = {change.adapter.digest(), {}};
+    for (const auto& [id, worker] : registry_->workers()) gone.told.insert(id);
+  }
   TakeOutOfService(name);
   for (const auto& [id, worker] : registry_->workers()) {
     if (AdapterDigest(worker->hello, name).empty() && !Told(id, name)) continue;
@@ -435,12 +442,29 @@ bool AdapterControl::Told(const std::string& worker_id,
 void AdapterControl::Learn(const v1::AdapterRef& adapter) {
   if (!adapter.in_service() || changes_.contains(adapter.name())) return;
   const Origin theirs{adapter.path(), adapter.digest()};
+  gone_.erase(adapter.name());
   const auto [it, is_new] = in_service_.try_emplace(adapter.name(), theirs);
   // Who is alone with what it knows was away while another router replaced it.
   if (!is_new && it->second.digest != theirs.digest &&
       !HeldByAny(adapter.name(), it->second.digest)) {
     it->second = theirs;
   }
+}
+
+bool AdapterControl::Missed(const Worker& worker,
+                            const v1::AdapterRef& adapter) const {
+  const auto gone = gone_.find(adapter.name());
+  if (gone == gone_.end() || gone->second.digest != adapter.digest() ||
+      gone->second.told.contains(worker.id()) || !adapter.in_service() ||
+      in_service_.contains(adapter.name())) {
+    return false;
+  }
+  return std::none_of(
+      registry_->workers().begin(), registry_->workers().end(),
+      [&](const auto& entry) {
+        return entry.second->id() != worker.id() &&
+               !AdapterDigest(entry.second->hello, adapter.name()).empty();
+      });
 }
 
 void AdapterControl::OnRegistered(const Worker& worker) {
@@ -464,7 +488,12 @@ void AdapterControl::OnRegistered(const Worker& worker) {
     }
   }
   for (const v1::AdapterRef& adapter : worker.hello.adapters()) {
-    if (!Told(worker.id(), adapter.name())) Learn(adapter);
+    if (Told(worker.id(), adapter.name())) continue;
+    if (Missed(worker, adapter)) {
+      SendUnload(worker.id(), adapter.name(), Command::Of::kNobody);
+    } else {
+      Learn(adapter);
+    }
   }
   Complete(worker);
 }

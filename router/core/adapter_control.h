@@ -12,7 +12,8 @@
 // asked again where it cannot. What that is, routers keep in memory only: a new
 // one learns it from the workers' registrations, where an adapter says where it
 // came from. One that a worker lets go without being told by this router was
-// unloaded by another router.
+// unloaded by another router. A worker that was away while one was unloaded, and
+// is alone with it when it comes back, is told then.
 //
 // Of the core, on its loop.
 
@@ -117,6 +118,12 @@ class AdapterControl {
     std::string path;
     std::string digest;
   };
+  // What was unloaded, and who was told: has one of those it again, another
+  // router has loaded it.
+  struct Gone {
+    std::string digest;
+    std::set<std::string> told;  // workers
+  };
   using Changes = std::map<std::string, Change>;  // by adapter
 
   absl::Status CheckLoad(const std::string& name,
@@ -150,6 +157,8 @@ class AdapterControl {
   // Tells it to load what it should have and has not.
   void Complete(const Worker& worker);
   void Learn(const v1::AdapterRef& adapter);
+  // Whether a worker that comes has it because it did not hear of its unload.
+  bool Missed(const Worker& worker, const v1::AdapterRef& adapter) const;
   v1::LoraAdapter Describe(const std::string& name) const;
 
   const RouterOptions* const options_;
@@ -165,6 +174,7 @@ class AdapterControl {
   absl::Status closing_;                                      // unless OK
   uint64_t last_command_ = 0;
   std::map<std::string, Owed> owed_;  // by worker
+  std::map<std::string, Gone> gone_;  // by adapter
 };
 
 }  // namespace tandem::router

@@ -441,7 +441,7 @@ TEST_F(AdapterControlTest, AnUnloadWaitsForTheRequestsInFlight) {
   EXPECT_THAT(w.core->adapter_control().List(), IsEmpty());
   // The one that was lost does not bring it back.
   lost->Register();
-  EXPECT_EQ(lost->CommandText(), "");
+  EXPECT_EQ(lost->CommandText(), "unload verse");
 }
 
 TEST_F(AdapterControlTest, WorkersThatComeLaterAreToldToLoad) {
@@ -492,6 +492,30 @@ TEST_F(AdapterControlTest, WhoWasAwayWhileItWasReplacedGetsWhatOthersHave) {
   EXPECT_EQ(d.CommandText(), "");
   EXPECT_EQ(Shown("verse").digest(), Digest('b'));
   EXPECT_EQ(Shown("verse").workers_size(), 3);
+}
+
+TEST_F(AdapterControlTest, WhoMissedAnUnloadIsToldWhenItComesBack) {
+  HaveVerse();
+  d.lease->Break(absl::UnavailableError("reset"));
+  Call* const unload = Unload("verse");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "unload verse");
+    worker->Unloads("verse");
+  }
+  ASSERT_TRUE(unload->ok()) << unload->status();
+  d.Register();  // as it was
+  ASSERT_EQ(d.CommandText(), "unload verse");
+  EXPECT_FALSE(Shown("verse").in_service());
+  d.Unloads("verse");
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    EXPECT_EQ(worker->CommandText(), "");
+  }
+  // Whoever let it go and has it again was told so by another router.
+  e.lease->Break(absl::UnavailableError("reset"));
+  *e.hello.add_adapters() = Ref("verse", 'a', true);
+  e.Register();
+  EXPECT_EQ(e.CommandText(), "");
+  EXPECT_TRUE(Shown("verse").in_service());
 }
 
 // A router that sees no worker with what it knows was away itself.
