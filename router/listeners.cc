@@ -16,6 +16,7 @@
 #include "common/http/failpoints.h"
 #include "common/lifecycle.h"
 #include "common/log.h"
+#include "common/rpc/certificate.h"
 #include "router/process.h"
 
 namespace tandem::router {
@@ -65,6 +66,7 @@ absl::Status Process::LoadPublicTls() {
 void Process::ReloadPublicTls() {
   absl::StatusOr<rpc::Credentials> tls = LoadSsl(flags_);
   absl::Status status = tls.status();
+  if (status.ok()) status = rpc::CheckNotExpired(tls->cert, "--ssl-certfile");
   // Checks the pair, too.
   if (status.ok()) status = http_->ReplaceTls(ForHttp(*tls));
   if (status.ok()) status = public_credentials_->Replace(*tls);

@@ -3,7 +3,9 @@
 #define TANDEM_COMMON_RPC_CERTIFICATE_H_
 
 #include <string>
+#include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -15,6 +17,11 @@ struct Validity {
 
 // Of the first certificate of `pem`. INVALID_ARGUMENT: it has none.
 absl::StatusOr<Validity> ValidityOf(const std::string& pem);
+
+// Whether it may take the place of one in use: INVALID_ARGUMENT, naming `flag`,
+// if it has expired. One that is not valid yet may, since nobody would come
+// back for it.
+absl::Status CheckNotExpired(const std::string& pem, std::string_view flag);
 
 }  // namespace tandem::rpc
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/log.h"
+#include "common/rpc/certificate.h"
 
 namespace tandem::rpc {
 namespace {
@@ -65,6 +66,7 @@ void ClusterCredentials::Reload(
     const std::function<void(Credentials)>& changed) {
   absl::StatusOr<Credentials> tls = Read();
   absl::Status status = tls.status();
+  if (status.ok()) status = CheckNotExpired(tls->cert, "--tls-cert");
   if (status.ok()) status = rotating_->Replace(*tls);
   {
     const MutexLock lock(&mutex_);

@@ -198,6 +198,15 @@ absl::StatusOr<Validity> ValidityOf(const std::string& pem) {
                   TimeOf(X509_get0_notAfter(certificate.get()))};
 }
 
+absl::Status CheckNotExpired(const std::string& pem, std::string_view flag) {
+  const absl::StatusOr<Validity> validity = ValidityOf(pem);
+  if (!validity.ok()) return validity.status();
+  if (absl::Now() < validity->end) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(flag), " has expired at ",
+                   absl::FormatTime(validity->end, absl::UTCTimeZone())));
+}
+
 bool OnLoopback(const std::string& host) {
   if (host == "localhost") return true;
   in_addr v4{};

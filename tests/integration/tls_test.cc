@@ -209,6 +209,12 @@ TEST_F(PublicTlsTest, CertificatesChangeUnderLoad) {
   EXPECT_TRUE(Until([&] {
     return CountInLog(*cluster_, "router", "certificate not reloaded") > 0;
   }));
+  // And one that has expired, whole though it is.
+  const Pem expired = authority_.Issue(5, {}, -60);
+  files_.Write("cert", expired.cert);
+  files_.Write("key", expired.key);
+  EXPECT_TRUE(Until(
+      [&] { return CountInLog(*cluster_, "router", "has expired at") > 0; }));
   EXPECT_TRUE(Shows(3));
   stop = true;
   for (std::thread& client : clients) client.join();
