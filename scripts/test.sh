@@ -83,8 +83,8 @@ stage_cuda() {
 
 # Last, with what is left of the hour.
 stage_lint() {
-  local left=$((55 - SECONDS / 60))
-  left=$((left > 9 ? 9 : left < 1 ? 1 : left))
+  local left=$((53 - SECONDS / 60))
+  left=$((left > 7 ? 7 : left < 1 ? 1 : left))
   TIDY_MINUTES=${TIDY_MINUTES:-$left} "$ROOT/scripts/lint.sh"
 }
 
