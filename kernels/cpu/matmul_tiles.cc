@@ -5,7 +5,7 @@
 // ones and a chain over the odd ones, both from zero; their sum is added to the
 // output. That is tdpbf16ps to the bit (checked on five million sums of random
 // bits, denormals among them, which count as zeros). CPUs without tiles do the
-// same with vectors, as fast as chains of f32.
+// same with vectors.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul_tiles.cc"

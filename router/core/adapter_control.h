@@ -12,8 +12,8 @@
 // asked again where it cannot. What that is, routers keep in memory only: a new
 // one learns it from the workers' registrations, where an adapter says where it
 // came from. One that a worker lets go without being told by this router was
-// unloaded by another router. A worker that was away while one was unloaded, and
-// is alone with it when it comes back, is told then.
+// unloaded by another router. A worker that was away while one was unloaded,
+// and is alone with it when it comes back, is told then.
 //
 // Of the core, on its loop.
 
