@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::array<std::string_view, 10> kFeatures = {
     "avx2",     "fma",         "f16c",        "avx_vnni", "avx512f",
-    "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8"};
+    "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"};
 
 // The value of the first line "name : value".
 std::string CpuInfo(const std::string& name) {
