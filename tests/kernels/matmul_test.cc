@@ -202,14 +202,26 @@ TEST_P(MatMulTest, EachHeadHasAMatrixOfItsOwn) {
 TEST_P(MatMulTest, PaddingIsNotMultipliedIn) {
   // 0 * infinity would be NaN.
   Device device(MakeBackend("auto", 1, GetParam().inputs));
+  // Nor what a product before left where weights are filled up.
+  const int cols = 31;
+  Matrix& infinite = device.Pack(std::vector<float>(3 * cols, INFINITY), 3,
+                                 cols, GetParam().weights);
+  const float* const ones =
+      device.Upload(std::vector<float>(static_cast<size_t>(2 * cols), 1.0f));
+  device->MatMul(device.queue(), 2, ones, infinite, nullptr,
+                 device.New<float>(6));
   const MatrixShape shape{3, 5};
   std::vector<float> w(15, 1.0f);
-  std::vector<float> x = {INFINITY, 1, 1, 1, 1};
+  std::vector<float> x = {INFINITY, 1, 1, 1, 1, INFINITY, 1, 1, 1, 1};
   Matrix& packed = device.Pack(w, shape.n, shape.k, GetParam().weights);
-  float* const out = device.New<float>(3);
-  device->MatMul(device.queue(), 1, device.Upload(x), packed, nullptr, out);
-  for (const float value : device.Download(out, 3)) {
-    EXPECT_EQ(value, INFINITY);
+  float* const out = device.New<float>(6);
+  for (const int rows : {1, 2}) {
+    device->MatMul(device.queue(), rows, device.Upload(x), packed, nullptr,
+                   out);
+    for (const float value :
+         device.Download(out, static_cast<size_t>(3 * rows))) {
+      EXPECT_EQ(value, INFINITY);
+    }
   }
 }
 
