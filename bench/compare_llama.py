@@ -4,9 +4,9 @@
 llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
 bf16 and GGUF files in bf16, q8_0 and q4_0 (`bf16-inputs` and `bf16-amx` are Tandem
-with --activation-dtype bf16 and bf16-amx, beside the same llama.cpp). Both programs run one after the other
-on the same threads, figure by figure; every one is the median of --repeats runs
-after a warm-up. llama.cpp's batched figures are one run of 32 steps.
+with --activation-dtype bf16 and bf16-amx, beside the same llama.cpp). Both programs run
+one after the other on the same threads, figure by figure; every one is the median of
+--repeats runs after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
 Beside each ratio and share stands what is wanted of it, where something is:
 --quick measures these rows alone, with two repeats.

@@ -73,6 +73,16 @@ struct GroupBlock {
   bool last;
 };
 
+// What all tiles of a block have in common.
+GroupTile TileOf(const GroupBlock& b) {
+  GroupTile t{};
+  t.a_stride = b.a_stride;
+  t.panel_bytes = b.panel_bytes;
+  t.groups = b.groups;
+  t.first = b.first;
+  return t;
+}
+
 // ---- With vectors: R rows against U units, of a panel or several ones. Inputs
 // are words of f32.
 
@@ -111,11 +121,7 @@ inline constexpr int kVectorRows = kParts == 1 ? 6 : 3;
 inline constexpr int kRowUnits = kParts == 1 ? 8 : 2;
 
 void VectorPanels(const GroupBlock& b) {
-  GroupTile t{};
-  t.a_stride = b.a_stride;
-  t.panel_bytes = b.panel_bytes;
-  t.groups = b.groups;
-  t.first = b.first;
+  GroupTile t = TileOf(b);
   const auto run = [&](GroupTileFn tile, int row, int rows, int unit,
                        int units) {
     t.a = b.a + row * b.a_stride;
@@ -243,11 +249,7 @@ void AmxTile(const GroupTile& t) {
 static_assert(2 * kTileRows * 2 <= kMaxTileRows * kMaxUnits);
 
 void AmxPanels(const GroupBlock& b) {
-  GroupTile t{};
-  t.a_stride = b.a_stride;
-  t.panel_bytes = b.panel_bytes;
-  t.groups = b.groups;
-  t.first = b.first;
+  GroupTile t = TileOf(b);
   const auto run = [&](GroupTileFn tile, int row, int rows, int panel,
                        int panels) {
     t.a = b.a + row * b.a_stride;

@@ -162,6 +162,16 @@ struct AdapterControlTest : testing::Test {
     }
     ASSERT_TRUE(call->ok()) << call->status();
   }
+  void UnloadVerseWhileDIsAway() {
+    HaveVerse();
+    d.lease->Break(absl::UnavailableError("reset"));
+    Call* const unload = Unload("verse");
+    for (FakeWorker* const worker : {&p, &e}) {
+      ASSERT_EQ(worker->CommandText(), "unload verse");
+      worker->Unloads("verse");
+    }
+    ASSERT_TRUE(unload->ok()) << unload->status();
+  }
   ClientPipe* Ask(const std::string& adapter) {
     AdmittedRequest admitted = World::Ask();
     admitted.effective.adapter = adapter;
@@ -463,14 +473,7 @@ TEST_F(AdapterControlTest, WorkersThatComeLaterAreToldToLoad) {
 }
 
 TEST_F(AdapterControlTest, WhoWasAwayWhileItWasReplacedGetsWhatOthersHave) {
-  HaveVerse();
-  d.lease->Break(absl::UnavailableError("reset"));
-  Call* const unload = Unload("verse");
-  for (FakeWorker* const worker : {&p, &e}) {
-    ASSERT_EQ(worker->CommandText(), "unload verse");
-    worker->Unloads("verse");
-  }
-  ASSERT_TRUE(unload->ok()) << unload->status();
+  UnloadVerseWhileDIsAway();
   Call* const load = Load("verse", "/other");
   for (FakeWorker* const worker : {&p, &e}) {
     ASSERT_EQ(worker->CommandText(), "load verse");
@@ -495,14 +498,7 @@ TEST_F(AdapterControlTest, WhoWasAwayWhileItWasReplacedGetsWhatOthersHave) {
 }
 
 TEST_F(AdapterControlTest, WhoMissedAnUnloadIsToldWhenItComesBack) {
-  HaveVerse();
-  d.lease->Break(absl::UnavailableError("reset"));
-  Call* const unload = Unload("verse");
-  for (FakeWorker* const worker : {&p, &e}) {
-    ASSERT_EQ(worker->CommandText(), "unload verse");
-    worker->Unloads("verse");
-  }
-  ASSERT_TRUE(unload->ok()) << unload->status();
+  UnloadVerseWhileDIsAway();
   d.Register();  // as it was
   ASSERT_EQ(d.CommandText(), "unload verse");
   EXPECT_FALSE(Shown("verse").in_service());
