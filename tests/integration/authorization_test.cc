@@ -333,6 +333,8 @@ TEST_F(ClusterTlsTest, CertificatesAndTheAuthorityChangeUnderLoad) {
   files_.Put("router", next.Issue(13, {"spiffe://tandem/prefill"}));
   EXPECT_TRUE(Until(
       [&] { return Count("router", "the certificate is of prefill") > 0; }));
+  files_.Put("router", next.Issue(15, {"spiffe://tandem/router"}, -60));
+  EXPECT_TRUE(Until([&] { return Count("router", "has expired at") > 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   EXPECT_TRUE(AllPortsShow(11));
   const int reloaded = Count("router", "certificate reloaded");
