@@ -134,7 +134,10 @@ struct CodeTile {
   int64_t fetch_end;
   int streams;
   const std::byte* next[kMaxStreams];
-  bool far;  // Fetching's, of one row
+  // Of streams: where panels end, and how far on those that come next begin.
+  int64_t end;
+  int64_t jump;
+  bool far;  // Fetching's
 };
 
 // Passes over a panel share what is to be fetched beside them.
@@ -257,15 +260,6 @@ HWY_INLINE VecI CodesOf(VecI line, int half) {
   }
 }
 
-// How far ahead of one row's products its panel is fetched: as far as memory
-// needs, line after line, which is what hardware looks for.
-inline constexpr int64_t kPanelAhead = 8192;
-HWY_INLINE void PrefetchPanel(const std::byte* panel, int64_t begin, int quad) {
-  const std::byte* const ahead = panel + kPanelAhead + begin + quad * 128;
-  PrefetchLine(ahead);
-  PrefetchLine(ahead + 64);
-}
-
 // Whether DotGroup's sums are pairs, and begin at zero.
 template <typename D, Read read>
 inline constexpr bool kInPairs =
@@ -318,7 +312,6 @@ HWY_INLINE void DotLines(VecI (&sums)[R][U * kParts],
   constexpr int kHalves = kReadsBytes<read> ? 1 : 2;
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8 / kHalves; ++quad) {
-    if constexpr (R == 1 && U == 2) PrefetchPanel(unit[0], 2 * begin, quad);
     VecI x[R][kHalves];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -348,51 +341,11 @@ HWY_INLINE void DotLines(VecI (&sums)[R][U * kParts],
   }
 }
 
-// The same of one row against a panel: two sums for each output, or the chain
-// of dot products would be what takes the time; lines and inputs are loaded
-// once, where compilers would use them from memory twice.
-template <typename D, Read read>
-HWY_INLINE void DotPanel(VecI (&sums)[1][2 * kParts],
-                         const std::byte* const (&unit)[2], int64_t begin,
-                         const GroupRows& a) {
-  constexpr bool kBytes = kReadsBytes<read>;
-  VecI odd[2 * kParts];
-#pragma GCC unroll 4
-  for (int i = 0; i < 2 * kParts; ++i) odd[i] = hn::Zero(I32());
-#pragma GCC unroll 8
-  for (int quad = 0; quad < (kBytes ? 8 : 4); ++quad) {
-    PrefetchPanel(unit[0], 2 * begin, quad);
-    VecI lines[2 * kParts];
-#pragma GCC unroll 4
-    for (int i = 0; i < 2 * kParts; ++i) {
-      lines[i] =
-          LoadI(unit[i / kParts] + begin + quad * 64 + i % kParts * 4 * kLanes);
-      asm("" : "+v"(lines[i].raw));
-    }
-#pragma GCC unroll 2
-    for (int half = 0; half < (kBytes ? 1 : 2); ++half) {
-      const VecI x = FourOf(a.Codes(0, half * 16 + quad * 4));
-#pragma GCC unroll 4
-      for (int i = 0; i < 2 * kParts; ++i) {
-        VecI& sum = (kBytes ? quad % 2 : half) == 0 ? sums[0][i] : odd[i];
-        sum = D::Dot(sum, CodesOf<D, read>(lines[i], half), x);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 2 * kParts; ++i) {
-    sums[0][i] = hn::Add(sums[0][i], odd[i]);
-  }
-}
-
-// Of R rows. A panel's two units at once are what Intel's takes one row by.
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
                          const std::byte* const (&unit)[U], int64_t begin,
                          const GroupRows& a) {
-  if constexpr (R == 1 && U == 2 && !kInPairs<D, read>) {
-    DotPanel<D, read>(sums, unit, begin, a);
-  } else if constexpr (R == 1 || (kParts == 2 && U > 1)) {
+  if constexpr (R == 1 || (kParts == 2 && U > 1)) {
     DotLines<D, read, R, U>(sums, unit, begin, a);
   } else {
     DotRows<D, read, R, U>(sums, unit, begin, a);
@@ -466,14 +419,7 @@ void DotTile(const CodeTile& t) {
     const std::byte* unit[U];
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u) unit[u] = t.w[u] + offset;
-    if constexpr (R == 1 && U == 2) {
-#pragma GCC unroll 4
-      for (int64_t line = 0; line < 2 * kCodesBegin<read>; line += 64) {
-        PrefetchLine(unit[0] + kPanelAhead + line);
-      }
-    } else {
-      FetchNext(t, block);
-    }
+    FetchNext(t, block);
     DotBlock<D, read, R, U>(chains, unit, rows);
   }
   t.finish.Apply(chains);
@@ -484,12 +430,15 @@ void DotTile(const CodeTile& t) {
 // follow each other. Of each panel unit after unit is read, line after line as
 // they lie in memory, for hardware's prefetchers to follow: two units at once
 // are no stream for AMD's (Zen 3 takes 0.7 of the time with two threads, Zen 4
-// 0.4 to 0.6). Several panels are fetched by hardware alone, which is faster
-// there.
+// 0.4 to 0.6). Several panels of AMD's are fetched by hardware alone, which is
+// faster there; each of Intel's is fetched ahead, at its end of the panel that
+// comes next.
 template <typename D, Read read, int R, int kPanels>
 void StreamTile(const CodeTile& t) {
-  const int64_t ahead = t.far ? 2048 : 1024;
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
+  const bool fetch = kPanels == 1 || !t.far;
+  const int64_t ahead =
+      ((t.far ? 2048 : 1024) + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   Chains<R, 2 * kPanels> outputs;
   if (t.first) {
     outputs.Clear();
@@ -517,10 +466,11 @@ void StreamTile(const CodeTile& t) {
       const std::byte* unit[kPanels];
 #pragma GCC unroll 4
       for (int i = 0; i < kPanels; ++i) unit[i] = t.w[i] + offset;
-      if constexpr (kPanels == 1) {
+      if (fetch) {
+        const int64_t next = offset + ahead < t.end ? ahead : ahead + t.jump;
 #pragma GCC unroll 17
         for (int64_t line = 0; line < kUnitBytes; line += 64) {
-          PrefetchLines(unit, ahead + line, t.far);
+          PrefetchLines(unit, next + line, t.far);
         }
       }
       after = rows;

@@ -2,8 +2,9 @@
 // Products with int8 and int4 weights, on one thread, with equal bits on every
 // path (dot-inl.h):
 //
-//   one row       a panel at a time, as one stream; with AVX2 four at once, and
-//                 two for two rows
+//   a row or two  panels side by side, each a stream of its own: four, of two
+//                 rows with AVX2 two; with AVX-512 on AMD's one row, one panel,
+//                 and on Intel's up to five rows
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's int4 codes become bytes once, reused by every tile
 //                 (for vpdpbusd; other instructions take them as they are)
@@ -37,6 +38,9 @@ inline constexpr int kDotRows = kParts == 1                          ? 7
                                 : D::kBias != 0 && kReadsBytes<read> ? 6
                                                                      : 4;
 inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
+// As many rows are read by AVX-512 as several streams where those are faster.
+template <Read read>
+inline constexpr int kStreamRows = kReadsBytes<read> ? 5 : 3;
 // From here on int4 codes are made ready once for all tiles.
 inline constexpr int kReadyRows = 24;
 // As much of the rows' codes as stays in the second-level cache.
@@ -164,28 +168,26 @@ CodeTile FetchingTile(const MatMulPiece& p, const Range& range, int panel) {
   return t;
 }
 
-// R rows against panels [panel, panel + kPanels), each a stream of its own, or
-// where that is faster one row against the two units of one panel.
+// R rows against panels [panel, panel + kPanels), each a stream of its own.
 template <typename D, Read read, int R, int kPanels>
 void StreamPanels(const MatMulPiece& p, int panel) {
   constexpr int64_t kUnitBytes = CodeUnitBytes(kKindOf<read>);
-  const bool units = R == 1 && kParts == 1 && p.fetching.streams > 1;
+  const int64_t panel_bytes = CodePanelBytes(p.k, kKindOf<read>);
   for (int piece = 0; piece < RowPieces(p.k); ++piece) {
     const Range range = RangeOf(p, piece);
     CodeTile t{};
     t.a = p.codes + int64_t{piece} * p.rows + p.row_begin;
-    t.w_stride = 2 * kUnitBytes;
     t.blocks = range.blocks;
     t.first = piece == 0;
+    const int64_t begin = range.begin * 2 * kUnitBytes;
     for (int i = 0; i < kPanels; ++i) {
-      t.w[i] = p.w + (panel + i) * CodePanelBytes(p.k, kKindOf<read>) +
-               range.begin * 2 * kUnitBytes;
+      t.w[i] = p.w + (panel + i) * panel_bytes + begin;
     }
-    if (units) t.w[1] = t.w[0] + kUnitBytes;
+    t.end = panel_bytes - begin;
+    t.jump = (kPanels - 1) * panel_bytes;
     t.far = p.fetching.far;
-    RunTile(p, units ? DotTile<D, read, 1, 2> : StreamTile<D, read, R, kPanels>,
-            t, R, p.row_begin, panel * kPanel, 2 * kPanels,
-            piece + 1 == RowPieces(p.k));
+    RunTile(p, StreamTile<D, read, R, kPanels>, t, R, p.row_begin,
+            panel * kPanel, 2 * kPanels, piece + 1 == RowPieces(p.k));
   }
 }
 
@@ -272,10 +274,16 @@ void MakeReady(const std::byte* from, int blocks, std::byte* to) {
 template <typename D, Read read>
 void CodeRows(const MatMulPiece& p) {
   const int rows = p.row_end - p.row_begin;
-  constexpr int kPanels = kParts == 1 ? 1 : 4;  // of one row
-  if (rows == 1) return StreamRows<D, read, 1, kPanels>(p);
   if constexpr (kParts == 2) {
+    if (rows == 1) return StreamRows<D, read, 1, 4>(p);
     if (rows == 2) return StreamRows<D, read, 2, 2>(p);
+  } else if (p.fetching.streams == 1) {
+    if (rows == 1) return StreamRows<D, read, 1, 1>(p);
+  } else if (rows <= kStreamRows<read>) {
+    const auto run = TileFor<1, kStreamRows<read>>(rows, [](auto count) {
+      return StreamRows<D, read, count, kMaxStreams>;
+    });
+    return run(p);
   }
   // int8 is ready as it lies in the panel, and so is all without a bias.
   constexpr bool kAlways = D::kBias == 0 || kReadsBytes<read>;

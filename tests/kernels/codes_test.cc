@@ -14,7 +14,8 @@ namespace {
 const MatrixShape kCodeShapes[] = {{1, 1},     {7, 3},     {31, 33},
                                    {32, 64},   {33, 96},   {130, 576},
                                    {126, 800}, {140, 1600}};
-const int kCodeBatches[] = {1, 2, 3, 7, 8, 13, 16, 17, 23, 24, 31, 32, 40, 66};
+const int kCodeBatches[] = {1,  2,  3,  4,  5,  6,  7,  8, 13,
+                            16, 17, 23, 24, 31, 32, 40, 66};
 constexpr int kMostCodeRows = 66;
 
 // The nearest f16 of a float below 2, ties to even.
