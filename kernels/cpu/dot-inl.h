@@ -558,6 +558,11 @@ void AmxTile(const CodeTile& t) {
   TileGroup<0>(codes, unit + kBegin, sums[0]);
   for (int block = 0; block < t.blocks; ++block) {
     FetchNext(t, block);
+    // Tiles wait for each line from the second-level cache; two blocks ahead.
+#pragma GCC unroll 17
+    for (int64_t line = 0; line < CodeUnitBytes(CodeKind::kInt8); line += 64) {
+      PrefetchLine(unit + 2 * t.w_stride + line);
+    }
     TileGroup<1>(codes + kCodeGroup, unit + kBegin + kBytes, sums[1]);
     TileChains<R>(sums[0], unit, 0, rows, chains);
     rows.Next();
