@@ -57,13 +57,12 @@ void ThreadPool::Fork(absl::FunctionRef<void(int)> body) {
     return;
   }
   body_ = &body;
-  running_.store(static_cast<int>(members_.size()));
   places_[0].Note();
-  round_.fetch_add(1);
+  const uint64_t finished = (round_.fetch_add(1) + 1) * members();
   forked_.Wake();
   body(0);
   joined_.Await(
-      spin_, [this] { return running_.load() == 0; },
+      spin_, [&] { return finished_.load() == finished; },
       [this] {
         return std::any_of(places_.get() + 1, places_.get() + threads(),
                            [](const Place& place) { return place.IsHere(); });
@@ -99,7 +98,7 @@ void ThreadPool::Member(int index) {
     ++seen;
     if (stop_) return;
     (*body_)(index);
-    if (running_.fetch_sub(1) == 1) joined_.Wake();
+    if (finished_.fetch_add(1) + 1 == seen * members()) joined_.Wake();
   }
 }
 

@@ -67,14 +67,16 @@ class ThreadPool {
  private:
   void Fork(absl::FunctionRef<void(int)> body);
   void Member(int index);
+  uint64_t members() const { return scratch_.size() - 1; }
 
   const std::chrono::nanoseconds spin_;
   Mutex in_use_;
-  // Written by the forking thread before `round_` is raised.
+  // Raised by each fork; what members then read lies on the same line.
+  alignas(64) std::atomic<uint64_t> round_{0};
   const absl::FunctionRef<void(int)>* body_ = nullptr;
   bool stop_ = false;
-  alignas(64) std::atomic<uint64_t> round_{0};
-  alignas(64) std::atomic<int> running_{0};
+  // By all members together; never set back, which would cost each fork a line.
+  alignas(64) std::atomic<uint64_t> finished_{0};
   Parking forked_;
   Parking joined_;
   std::vector<DeviceMemory> scratch_;
