@@ -392,7 +392,7 @@ class MatrixTest : public testing::Test {
       if (!cluster_->Restart(PeerOf(c)).ok()) return "peer does not start; ";
       if (Fired(c, seen, seconds(3))) return "";
     }
-    for (int i = 0; i < 6 && c.row.by == By::kStall; ++i) {
+    for (int i = 0; i < 12 && c.row.by == By::kStall; ++i) {
       // Of more than two beats: whatever of one had passed before.
       (void)cluster_->Arm(c.victim, "engine.step=stall(2500)");
       cluster_->Signal(PeerOf(c), SIGSTOP);
