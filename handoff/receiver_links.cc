@@ -482,10 +482,12 @@ void Receiver::Impl::QuarantineSlab(int slab) {
 
 void Receiver::Impl::OnWithdraw(State* state,
                                 const v1::HandoffWithdraw& withdraw) {
+  using Code = absl::StatusCode;
+  const bool needless = withdraw.code() == static_cast<int>(Code::kCancelled);
   const absl::Status status = FailureFrom(
-      static_cast<int>(absl::StatusCode::kAborted),
+      static_cast<int>(needless ? Code::kCancelled : Code::kAborted),
       absl::StrCat("the prefill worker withdrew: ", withdraw.reason()));
-  if (withdraw.code() != static_cast<int>(absl::StatusCode::kCancelled)) {
+  if (!needless) {
     Fail(state, status, BrokenWay(*state), Tell::kNothing);
     return;
   }

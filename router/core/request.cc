@@ -312,6 +312,9 @@ void Request::OnDead(const v1::AttemptDead& dead) {
   decode_computes_ = false;
   const absl::Status why(static_cast<absl::StatusCode>(dead.code()),
                          dead.message());
+  // The prefill worker let it go with its own call, which says why; it has
+  // ended well where nothing is left to decode.
+  if (absl::IsCancelled(why) && prefill_ != nullptr) return;
   if (!dead.failed_way().empty() && !prefill_ref_.worker_id().empty()) {
     context_.registry->PairFailed(prefill_ref_.worker_id(),
                                   decode_ref_.worker_id(), dead.failed_way(),

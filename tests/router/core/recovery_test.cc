@@ -117,6 +117,53 @@ TEST(RecoveryTest, WordsOfAnAttemptThatIsHistoryAreNothing) {
   EXPECT_THAT(World::Ids(*client), ElementsAre(2));
 }
 
+// ---- What the prefill worker let go of
+
+v1::DecodeResponse LetGo(uint32_t attempt) {
+  v1::DecodeResponse dead = World::Dead(attempt, /*preempted=*/false);
+  dead.mutable_dead()->set_code(static_cast<int>(absl::StatusCode::kCancelled));
+  return dead;
+}
+
+// Two connections: what the prefill worker said before may come behind it.
+TEST(RecoveryTest, ALastFirstTokenMayComeBehindItsWithdrawal) {
+  World w;
+  w.Prefill("p0");
+  w.Decode("d0");
+  ClientPipe* client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  w.decodes[0].Say(LetGo(1));
+  w.prefills[0].Say(World::First(kPrompt, 26, v1::FINISH_REASON_STOP));
+  w.prefills[0].Say(World::Done());
+  w.prefills[0].Break(absl::OkStatus());
+  EXPECT_EQ(w.prefills.size(), 1u);
+  EXPECT_EQ(World::Reason(*client), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+  EXPECT_EQ(w.core->counters().prefill_retries(), 0);
+}
+
+TEST(RecoveryTest, WhyAnAttemptWasWithdrawnIsSaidByThePrefillCall) {
+  World w;
+  w.Prefill("p0");
+  w.Decode("d0");
+  w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "t"));
+  w.prefills[0].Say(World::Computing());
+  w.decodes[0].Say(LetGo(1));
+  EXPECT_FALSE(w.decodes[0].sent.back().has_retry());
+  w.prefills[0].Break(absl::InternalError("a step failed"));
+  ASSERT_TRUE(w.decodes[0].sent.back().has_retry());
+  EXPECT_EQ(w.core->counters().prefill_retries(), 1);
+  w.decodes[0].Say(World::Opened(2, "t"));
+  ASSERT_EQ(w.prefills.size(), 2u);
+  // Nobody else says what became of one whose call has ended.
+  w.prefills[1].Say(World::Done());
+  w.prefills[1].Break(absl::OkStatus());
+  w.decodes[0].Say(LetGo(2));
+  EXPECT_EQ(w.core->counters().prefill_retries(), 2);
+}
+
 // ---- Who may prefill it
 
 TEST(RecoveryTest, WhereTheFallbackFailedThePairIsNotTriedAgain) {
