@@ -22,6 +22,8 @@ namespace {
 constexpr absl::Duration kHelloLimit = absl::Seconds(5);
 constexpr size_t kMaxDeparted = 1024;
 constexpr size_t kMaxRejected = 16;
+// Longer than a worker that is turned away waits before it comes again.
+constexpr absl::Duration kRejectedShown = absl::Minutes(1);
 constexpr int kOffersAtOnce = 32;
 
 std::string PairKey(const std::string& prefill_id, const std::string& decode_id,
@@ -184,20 +186,21 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
       End(lease, AlreadyRegistered(options_.incarnation), "refused");
       return;
     }
-    const bool both = heard && restarted;  // there are two of this name
-    if (both) {
-      NoteRejected(id, absl::StrCat("two processes have this --worker-id, at ",
-                                    old->hello.worker().endpoint(), " and ",
-                                    hello.worker().endpoint(),
-                                    ": end one, or name it otherwise"));
+    if (heard) {
+      Reject(lease, id,
+             absl::AlreadyExistsError(absl::StrCat(
+                 "two processes have this --worker-id, at ",
+                 old->hello.worker().endpoint(), " and ",
+                 hello.worker().endpoint(),
+                 ", and the first one keeps it: end one, or name it "
+                 "otherwise")));
+      return;
     }
     for (const auto& other : leases_) {
       if (other->worker != old) continue;
       End(other.get(),
           absl::AbortedError("a newer registration of this worker took over"),
-          both        ? "duplicate"
-          : restarted ? "restarted"
-                      : "reset");
+          restarted ? "restarted" : "reset");
       break;
     }
   }
@@ -271,6 +274,10 @@ void Registry::NoteRejected(const std::string& worker_id,
   v1::RejectedWorker rejected;
   rejected.set_worker_id(std::string(Utf8Head(worker_id, 256)));
   rejected.set_reason(ValidUtf8(reason));
+  // Whoever tries again and again is one.
+  std::erase_if(rejected_, [&](const auto& entry) {
+    return entry.second.worker_id() == rejected.worker_id();
+  });
   rejected_.emplace_front(loop_->Now(), std::move(rejected));
   if (rejected_.size() > kMaxRejected) rejected_.pop_back();
 }
@@ -646,6 +653,7 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
     }
   }
   for (const auto& [when, rejected] : rejected_) {
+    if (now - when > kRejectedShown) break;
     v1::RejectedWorker* const shown = state->add_rejected();
     *shown = rejected;
     SetDuration(now - when, shown->mutable_age());

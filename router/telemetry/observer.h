@@ -59,7 +59,7 @@ struct ClusterEvent {
   v1::WorkerRole role = v1::WORKER_ROLE_UNSPECIFIED;
   std::string way = {};         // empty: the whole pair
   std::string_view cause = {};  // of a loss: "reset", "silence", "restarted",
-                                // "duplicate", "left", "refused"
+                                // "left", "refused"
   std::string why = {};         // may name addresses: for logs
   absl::Duration length = absl::ZeroDuration();
 };

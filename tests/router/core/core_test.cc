@@ -511,6 +511,8 @@ TEST_F(CoreTest, DecodeLostBehindAnEndOfStructuredOutputNeedsNoOther) {
 
 TEST_F(CoreTest, NewIncarnationVoidsTheOldOnesCalls) {
   ClientPipe* client = Decoding();
+  w.frozen.insert(decode_lease);
+  w.RunFor(absl::Seconds(1));
   w.Register(World::Hello("d0", v1::WORKER_ROLE_DECODE, '2'));
   w.Settle();
   EXPECT_TRUE(w.decodes[0].dropped);

@@ -95,6 +95,8 @@ TEST(RegistryTest, AWorkerRegistersAsWhatItsCertificateSays) {
     World w;
     // Whom it would take the place of.
     LeasePipe* const rightful = w.Register(World::Hello("w0", c.role));
+    w.frozen.insert(rightful);
+    w.RunFor(absl::Seconds(1));
     LeasePipe* const lease =
         w.Register(World::Hello("w0", c.role, 'x'), c.peer);
     EXPECT_EQ(lease->dropped, !c.taken);
@@ -309,7 +311,7 @@ TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
   EXPECT_THAT(w.told, ElementsAre("refused d2"));
 }
 
-TEST(RegistryTest, TwoOfOneNameAreToldFromOneThatStartedAnew) {
+TEST(RegistryTest, OfTwoOfOneNameTheFirstKeepsItUnlessItIsSilent) {
   using ::testing::ElementsAre;
   const auto hello = [](char incarnation) {
     return World::Hello("d0", v1::WORKER_ROLE_DECODE, incarnation);
@@ -324,16 +326,27 @@ TEST(RegistryTest, TwoOfOneNameAreToldFromOneThatStartedAnew) {
     EXPECT_EQ(w.core->State(false).rejected_size(), 0);
   }
   World w;
-  w.Register(hello('1'));
+  LeasePipe* const first = w.Register(hello('1'));
   for (int i = 0; i < 4; ++i) {
     w.RunFor(absl::Seconds(1));
-    w.Register(hello(i % 2 == 0 ? '2' : '1'));
+    w.Register(hello('2'));
+    EXPECT_EQ(w.told.back(), "refused d0");
   }
   EXPECT_EQ(w.told.size(), 4u);
-  EXPECT_EQ(w.told.back(), "lost d0 duplicate");
-  ASSERT_EQ(w.core->State(false).rejected_size(), 4);
+  ASSERT_EQ(w.core->State(false).workers_size(), 1);
+  EXPECT_EQ(w.core->State(false).workers(0).hello().worker().incarnation(),
+            hello('1').worker().incarnation());
+  ASSERT_EQ(w.core->State(false).rejected_size(), 1);
   EXPECT_THAT(w.core->State(false).rejected(0).reason(),
               ::testing::HasSubstr("two processes have this --worker-id"));
+  w.RunFor(absl::Minutes(1) + absl::Seconds(1));
+  EXPECT_EQ(w.core->State(false).rejected_size(), 0);
+  first->Break(absl::UnavailableError(""));
+  w.told.clear();
+  w.Register(hello('2'));
+  EXPECT_THAT(w.told, ElementsAre());
+  EXPECT_EQ(w.core->State(false).workers(0).hello().worker().incarnation(),
+            hello('2').worker().incarnation());
 }
 
 // As one does that has found two addresses of a router: its registrations

@@ -57,8 +57,10 @@ TEST_F(SuspectsTest, ASuspectIsAcquittedByAWorkerThatComesBackLate) {
   ClientPipe* client = LosingTwo();
   w.RunFor(absl::Seconds(11));
   EXPECT_EQ(ErrorReason(client->status), "SUSPECT");
-  w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
+  LeasePipe* const other =
+      w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL, '2'));
   EXPECT_EQ(ErrorReason(w.Submit(World::Ask())->status), "SUSPECT");
+  Crash(other);
   w.Register(World::Hello("p0", v1::WORKER_ROLE_PREFILL));
   EXPECT_TRUE(w.Submit(World::Ask())->open);
 }
@@ -106,13 +108,15 @@ TEST_F(SuspectsTest, WhoComesBackAndIsLostAgainIsNotHeldAgainstTheSecond) {
   EXPECT_THAT(w.told, Not(Contains(StartsWith("suspect"))));
 }
 
-// Each takes the lease over from the other, and voids its calls.
+// Each takes over from the other where that one is not heard for a while, and
+// voids its calls.
 TEST_F(SuspectsTest, TwoProcessesOfOneNameDidNotCrash) {
   v1::WorkerHello other = World::Hello("d0", v1::WORKER_ROLE_DECODE, '2');
   other.set_max_model_len(8);  // the request goes to the first alone
   AdmittedRequest ask = World::Ask();
   ask.effective.placement = v1::PLACEMENT_LOCAL;
   ClientPipe* client = w.Submit(std::move(ask));
+  LeasePipe* lease = decode_lease;
   for (size_t calls = 1; calls <= 2; ++calls) {
     ASSERT_EQ(w.decodes.size(), calls);
     if (w.decodes.back().sent[0].open().has_prefill_worker()) {
@@ -120,8 +124,12 @@ TEST_F(SuspectsTest, TwoProcessesOfOneNameDidNotCrash) {
     } else {
       w.decodes.back().Say(World::Opened(1, ""));
     }
-    w.Register(other);
-    w.Decode("d0");
+    for (const v1::WorkerHello& next :
+         {other, World::Hello("d0", v1::WORKER_ROLE_DECODE)}) {
+      w.frozen.insert(lease);
+      w.RunFor(absl::Seconds(1));
+      lease = w.Register(next);
+    }
     w.Settle();
   }
   EXPECT_TRUE(client->open);
