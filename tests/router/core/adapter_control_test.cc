@@ -105,6 +105,7 @@ struct FakeWorker {
     Answer(StatusCode::kOk, "");
   }
   void Restart() {
+    if (lease->open) lease->Break(absl::UnavailableError("reset"));
     const std::string& old = hello.worker().incarnation();
     hello.mutable_worker()->set_incarnation(
         std::string(16, static_cast<char>(old[0] + 1)));
