@@ -443,7 +443,8 @@ void RouterMetrics::Update(const v1::GetClusterStateResponse& state) {
   avoided_workers_.Set(avoided);
   const auto refused = static_cast<double>(state.counters().refusals());
   refusals_.Add(refused - refusals_.value());
-  const char* const names[] = {"ready", "draining", "lost"};
+  // The last: starting, cordoned or avoided.
+  const char* const names[] = {"ready", "draining", "unready"};
   for (int kind = 0; kind < 3; ++kind) {
     prefill_workers_[names[kind]].Set(count[0][kind]);
     decode_workers_[names[kind]].Set(count[1][kind]);
