@@ -284,7 +284,8 @@ void Session::OnHeader(Error error) {
         ErrorPage(400, "transfer encoding other than chunked"));
   }
   const auto expects = parser_->get()[http::field::expect];
-  if (!absl::EqualsIgnoreCase(absl::string_view(expects.data(), expects.size()),
+  if (parser_->get().version() < 11 ||
+      !absl::EqualsIgnoreCase(absl::string_view(expects.data(), expects.size()),
                               "100-continue")) {
     return ReadBody();
   }
@@ -420,7 +421,7 @@ void Session::Dispatch(HttpRequest request) {
 void Session::RefuseMessage(HttpResponse response) {
   answering_ = true;
   keep_alive_ = false;
-  head_ = false;
+  head_ = parser_ && parser_->get().method() == http::verb::head;
   version_ = 11;
   Answer(std::move(response));
 }

@@ -37,7 +37,11 @@ HttpResponse Json(const json& value) {
 absl::Status CheckContentType(const HttpRequest& request) {
   const std::string type =
       absl::AsciiStrToLower(std::string(request.Header("content-type")));
-  if (absl::StartsWith(type, "application/json")) return absl::OkStatus();
+  const absl::string_view media = type;
+  if (absl::StripAsciiWhitespace(media.substr(0, media.find(';'))) ==
+      "application/json") {
+    return absl::OkStatus();
+  }
   return MakeError(
       absl::StatusCode::kInvalidArgument, "CONTENT_TYPE",
       absl::StrCat("Content-Type = ", type, ": application/json is needed"));

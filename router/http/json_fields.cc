@@ -72,10 +72,13 @@ std::optional<int64_t> JsonFields::Integer(const char* name, int64_t low,
   if (value == nullptr) return {};
   const std::optional<int64_t> number = ToInteger(*value);
   if (number && *number >= low && *number <= high) return number;
+  const bool whole = value->is_number_integer() ||
+                     (value->is_number_float() &&
+                      std::floor(value->get<double>()) == value->get<double>());
   Refuse(name, *value,
-         number ? absl::StrCat("a whole number from ", low, " to ", high,
-                               " is needed")
-                : "a whole number is needed");
+         whole ? absl::StrCat("a whole number from ", low, " to ", high,
+                              " is needed")
+               : "a whole number is needed");
   return {};
 }
 

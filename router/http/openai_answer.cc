@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "router/core/work.h"
 #include "router/http/json_fields.h"
 #include "router/http/openai_logprobs.h"
@@ -94,8 +95,6 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
       wants_logprobs_(request.prompts.front().output().has_logprobs()),
       prompt_logprobs_(request.prompt_logprobs),
       echo_logprobs_(request.echo_logprobs),
-      echo_unscored_(request.prompts.front().output().echo() &&
-                     !request.echo_logprobs),
       echoed_(request.echoed),
       names_(request.names),
       model_(std::move(model)),
@@ -109,7 +108,11 @@ OpenAiAnswer::OpenAiAnswer(const OpenAiRequest& request, std::string model,
 
 std::string OpenAiAnswer::Add(int prompt, const v1::GenerateResponse& event) {
   if (id_.empty() && !event.request_id().empty()) {
-    id_ = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", event.request_id());
+    absl::string_view id = event.request_id();
+    // Each of several prompts is a request of its own, ID-0, ID-1, ...
+    if (prompts_.size() > 1)
+      absl::ConsumeSuffix(&id, absl::StrCat("-", prompt));
+    id_ = absl::StrCat(chat_ ? "chatcmpl-" : "cmpl-", id);
   }
   switch (event.event_case()) {
     case v1::GenerateResponse::kStarted:
@@ -364,11 +367,6 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
       content.push_back(std::move(record));
     }
     return {{"content", std::move(content)}};
-  }
-  // Such text has no records, but its place. Other text without records has
-  // them yet to come, with the rest of what may be a stop string.
-  if (delta.logprobs().empty() && echo_unscored_) {
-    choice->text_offset += Characters(delta.text());
   }
   return CompletionLogprobs(delta.logprobs(), &choice->text_offset);
 }

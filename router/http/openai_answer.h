@@ -104,7 +104,6 @@ class OpenAiAnswer {
   const bool wants_logprobs_;
   const bool prompt_logprobs_;  // as a field of their own
   const bool echo_logprobs_;    // before those of the output
-  const bool echo_unscored_;    // the echoed prompt has none
   const std::string echoed_;
   const FieldNames names_;
   const std::string model_;

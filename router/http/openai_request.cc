@@ -70,9 +70,12 @@ void ReadSampling(JsonFields* fields, v1::SamplingOptions* sampling) {
   if (const auto k = fields->Int32("top_k")) sampling->set_top_k(*k);
   if (const auto n = fields->Int32("n")) sampling->set_n(*n);
   if (const auto n = fields->Int32("best_of")) sampling->set_best_of(*n);
-  if (const auto seed =
-          fields->Integer("seed", std::numeric_limits<int64_t>::min(),
-                          std::numeric_limits<int64_t>::max())) {
+  const json* const given = fields->Find("seed");
+  if (given != nullptr && given->is_number_unsigned()) {
+    sampling->set_seed(given->get<uint64_t>());
+  } else if (const auto seed =
+                 fields->Integer("seed", std::numeric_limits<int64_t>::min(),
+                                 std::numeric_limits<int64_t>::max())) {
     sampling->set_seed(static_cast<uint64_t>(*seed));
   }
   ReadLogitBias(fields, sampling);
@@ -306,17 +309,23 @@ void ReadContent(JsonFields* fields, v1::ChatMessage* message) {
     return fields->Refuse("content", *content,
                           "a string or a list of parts is needed");
   }
-  for (const json& part : *content) {
+  static const json kNone;
+  for (size_t i = 0; i < content->size(); ++i) {
+    const json& part = (*content)[i];
+    const std::string where = absl::StrCat("content[", i, "]");
     if (!part.is_object()) {
-      return fields->Refuse("content", part, "a list of objects is needed");
+      return fields->Refuse(where, part, "an object is needed");
     }
-    JsonFields inner(part, fields->prefix() + "content.");
+    JsonFields inner(part, absl::StrCat(fields->prefix(), where, "."));
     const std::string type = inner.String("type").value_or("");
     const std::optional<std::string> text = inner.String("text");
     fields->Keep(inner.status());
-    if (type != "text" || !text) {
-      return fields->Refuse("content.type", type,
+    if (type != "text") {
+      return fields->Refuse(where + ".type", type,
                             "only parts of type text are understood");
+    }
+    if (!text) {
+      return fields->Refuse(where + ".text", kNone, "a string is needed");
     }
     message->add_parts()->set_text(*text);
   }
@@ -346,6 +355,9 @@ void ReadMessages(JsonFields* fields, v1::Chat* chat) {
       if (auto text = inner.String(name)) message->set_reasoning_content(*text);
     }
     ReadToolCalls(&inner, message);
+    if (const json* const call = inner.Find("function_call")) {
+      inner.Refuse("function_call", *call, "say it as tool_calls");
+    }
     fields->Keep(inner.status());
   }
 }
@@ -415,11 +427,20 @@ absl::StatusOr<OpenAiRequest> ParseCompletion(std::string_view body) {
   ReadCommon(body, &fields, &request, &base);
   if (const auto n = fields.Int32("logprobs")) {
     base.mutable_output()->set_logprobs(*n);
-    request.echo_logprobs = base.output().echo() && !base.has_beam();
+    request.echo_logprobs = base.output().echo();
+    if (request.echo_logprobs && base.has_beam()) {
+      fields.Refuse("echo", true, "excludes use_beam_search with logprobs");
+    }
   }
   // As vLLM has it.
   if (request.echo_logprobs && !request.prompt_logprobs) {
     base.mutable_output()->set_prompt_logprobs(base.output().logprobs());
+  }
+  if (base.stopping().has_max_tokens() && base.stopping().max_tokens() == 0 &&
+      !base.output().has_prompt_logprobs()) {
+    fields.Refuse("max_tokens", 0,
+                  "at least 1 is needed without echo and logprobs, or "
+                  "prompt_logprobs");
   }
   if (const auto suffix = fields.String("suffix"); suffix && !suffix->empty()) {
     fields.Refuse("suffix", *suffix, "is not offered");
@@ -512,6 +533,9 @@ absl::StatusOr<v1::UnloadLoraAdapterRequest> ParseUnloadLoraAdapter(
   JsonFields fields(*parsed, "");
   v1::UnloadLoraAdapterRequest request;
   request.set_lora_name(fields.String("lora_name").value_or(""));
+  if (request.lora_name().empty()) {
+    fields.Refuse("lora_name", request.lora_name(), "a name is needed");
+  }
   if (!fields.status().ok()) return fields.status();
   return request;
 }

@@ -28,7 +28,12 @@ class Reader {
     if (format == nullptr) return;
     JsonFields inner(*format, "response_format.");
     const std::string type = inner.String("type").value_or("");
-    if (type == "json_object") {
+    if (type == "json_object" && inner.Find("schema") != nullptr) {
+      // As llama.cpp has it.
+      if (const auto own = Ordered("response_format")) {
+        Set("response_format")->set_json_schema(Text((*own)["schema"]));
+      }
+    } else if (type == "json_object") {
       Set("response_format")->set_json_object(true);
     } else if (type == "json_schema") {
       const json* const named = inner.Object("json_schema");

@@ -34,7 +34,8 @@ void ReadToolChoice(JsonFields* fields, v1::Chat* chat) {
   if (choice->is_string()) {
     return chat->set_tool_choice(choice->get<std::string>());
   }
-  if (choice->is_object()) {
+  if (choice->is_object() &&
+      choice->value("type", json("function")) == json("function")) {
     const auto function = choice->find("function");
     if (function != choice->end() && function->is_object()) {
       const auto name = function->find("name");

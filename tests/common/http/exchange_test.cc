@@ -381,6 +381,14 @@ TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
   EXPECT_EQ(exchange->request().body, "hi");
   exchange->Answer({.body = "heard"});
   EXPECT_THAT(socket.Receive("heard"), StartsWith("HTTP/1.1 200"));
+  // Clients of HTTP/1.0 do not know it (RFC 9110, 10.1.1).
+  Socket older(server_->port());
+  older.Send(
+      "POST /later HTTP/1.0\r\nExpect: 100-continue\r\n"
+      "Content-Length: 2\r\n\r\nhi");
+  exchange = Next();
+  exchange->Answer({.body = "heard"});
+  EXPECT_THAT(older.Receive("heard"), StartsWith("HTTP/1.0 200"));
 }
 
 TEST_F(HttpExchangeTest, ClosingIsOfAnswersThatBeginFromThenOn) {

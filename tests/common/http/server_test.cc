@@ -107,8 +107,13 @@ TEST_F(HttpServerTest, AnswersByPathAndMethod) {
     EXPECT_THAT(answer, StartsWith(c.status)) << c.request;
     EXPECT_THAT(answer, HasSubstr(c.also)) << c.request;
   }
-  EXPECT_THAT(Exchange("HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n"),
-              ::testing::EndsWith("\r\n\r\n"));
+  // Refusals, too, have no body then.
+  for (const char* const request :
+       {"HEAD /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+        "HEAD /nothing HTTP/1.1\r\nConnection: close\r\n\r\n",
+        "HEAD /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n"}) {
+    EXPECT_THAT(Exchange(request), ::testing::EndsWith("\r\n\r\n")) << request;
+  }
 }
 
 // Names that public DNS can have must not reach a listener that trusts whoever

@@ -213,21 +213,16 @@ TEST(OpenAiAnswerTest, OffsetsCountNoTextBeforeItsRecords) {
   EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 5}));
 }
 
-// The echoed prompt of a beam search is not scored.
-TEST(OpenAiAnswerTest, OffsetsCountAnEchoWithoutRecords) {
-  OpenAiAnswer answer(
-      ParseBody(false, R"({"prompt": "Once", "logprobs": 0, "echo": true,
-                           "use_beam_search": true})"),
-      "tales", 1700);
-  answer.Add(0, Event(kStarted));
-  answer.Add(0, Event(R"(delta { text: "Once" })"));
-  answer.Add(0, Event(R"(delta { text: " upon a" token_ids: [3, 4]
-      logprobs { token_id: 3 token: " upon" logprob: -1 rank: 1 }
-      logprobs { token_id: 4 token: " a" logprob: -1 rank: 1 } })"));
-  answer.Add(0, Event(kDone));
-  EXPECT_EQ(
-      json::parse(answer.Finish())["choices"][0]["logprobs"]["text_offset"],
-      json({4, 9}));
+TEST(OpenAiAnswerTest, SeveralPromptsHaveOneId) {
+  OpenAiAnswer answer(ParseBody(false, R"({"prompt": ["a", "b"]})"), "tales",
+                      1700);
+  v1::GenerateResponse started = Event(kStarted);
+  started.set_request_id("foo-1-1");
+  answer.Add(1, started);
+  started.set_request_id("foo-1-0");
+  answer.Add(0, started);
+  for (const int prompt : {0, 1}) answer.Add(prompt, Event(kDone));
+  EXPECT_EQ(json::parse(answer.Finish())["id"], "cmpl-foo-1");
 }
 
 TEST(OpenAiAnswerTest, AChatEchoesTheBeginningOfItsAnswerAlone) {

@@ -135,20 +135,18 @@ TEST(OpenAiRequestTest, EchoWithLogprobsScoresThePrompt) {
       {R"("logprobs": 5)", -1, false, false},
       {R"("prompt_logprobs": 2)", 2, false, true},
       {R"("echo": true, "logprobs": 5, "prompt_logprobs": 2)", 2, true, true},
-      {R"("echo": true, "logprobs": 5, "use_beam_search": true, "n": 2)", -1,
-       false, false},
   };
   for (const auto& c : kCases) {
     SCOPED_TRACE(c.fields);
     const auto request = ParseCompletion(
-        std::string(R"({"prompt": "x", "max_tokens": 0, )") + c.fields + "}");
+        std::string(R"({"prompt": "x", "max_tokens": 1, )") + c.fields + "}");
     ASSERT_TRUE(request.ok()) << request.status();
     const v1::OutputOptions& output = request->prompts[0].output();
     EXPECT_EQ(output.has_prompt_logprobs(), c.prompt_logprobs >= 0);
     EXPECT_EQ(output.prompt_logprobs(), std::max(0, c.prompt_logprobs));
     EXPECT_EQ(request->echo_logprobs, c.echoed);
     EXPECT_EQ(request->prompt_logprobs, c.listed);
-    EXPECT_EQ(request->prompts[0].stopping().max_tokens(), 0);
+    EXPECT_EQ(request->prompts[0].stopping().max_tokens(), 1);
   }
   const auto streamed = ParseCompletion(
       R"({"prompt": "x", "stream": true, "prompt_logprobs": 1})");
@@ -290,6 +288,12 @@ TEST(OpenAiRequestTest, ToolsAndConstraintsReachTheCoreWhichJudgesThem) {
       ParseCompletion(R"({"prompt":"a","guided_choice":["x"]})");
   ASSERT_TRUE(guided.ok());
   EXPECT_EQ(guided->prompts[0].structured().choice().values(0), "x");
+  const auto object = ParseCompletion(
+      R"({"prompt":"a","response_format":{"type":"json_object",)"
+      R"("schema":{"z":1,"a":[7]}}})");
+  ASSERT_TRUE(object.ok());
+  EXPECT_EQ(object->prompts[0].structured().json_schema(),
+            R"({"z":1,"a":[7]})");
   const auto both = ParseCompletion(
       R"({"prompt":"a","response_format":{"type":"json_object"},)"
       R"("structured_outputs":{"regex":"a"}})");
@@ -449,11 +453,21 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
       {R"({"prompt": "a", "temperature": "hot"})", "temperature",
        "temperature = \"hot\": a number is needed"},
       {R"({"prompt": "a", "n": 1.5})", "n", "a whole number is needed"},
-      {R"({"prompt": "a", "n": 1e30})", "n", "a whole number is needed"},
+      {R"({"prompt": "a", "n": 1e30})", "n", "to 2147483647 is needed"},
       {R"({"prompt": "a", "n": 4294967296})", "n", "to 2147483647 is needed"},
       {R"({"prompt": "a", "n": 2.0})", nullptr, ""},
-      {R"({"prompt": "a", "seed": 18446744073709551615})", "seed",
-       "a whole number is needed"},
+      {R"({"prompt": "a", "seed": 18446744073709551615})", nullptr, ""},
+      {R"({"prompt": "a", "seed": 1e20})", "seed",
+       "to 9223372036854775807 is needed"},
+      {R"({"prompt": "a", "max_tokens": 0, "echo": true})", "max_tokens",
+       "without echo and logprobs"},
+      {R"({"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 1})",
+       nullptr, ""},
+      {R"({"prompt": "a", "max_tokens": 0, "prompt_logprobs": 1})", nullptr,
+       ""},
+      {R"({"prompt": "a", "echo": true, "logprobs": 1, "n": 2,
+           "use_beam_search": true})",
+       "echo", "excludes use_beam_search with logprobs"},
       {R"({"prompt": "a", "stop": [1]})", "stop", "list of strings"},
       {R"({"prompt": "a", "logit_bias": {"x": 1}})", "logit_bias", "token ids"},
       {R"({"prompt": "a", "logit_bias": {"5": "1"}})", "logit_bias",
@@ -484,10 +498,15 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
        "messages[0].content", "a string or a list of parts"},
       {R"({"messages": [{"role": "user", "content":
            [{"type": "image_url", "image_url": {"url": "x"}}]}]})",
-       "messages[0].content.type", "only parts of type text"},
+       "messages[0].content[0].type", "only parts of type text"},
+      {R"({"messages": [{"role": "user", "content":
+           [{"type": "text", "text": "a"}, {"type": "text"}]}]})",
+       "messages[0].content[1].text", "a string is needed"},
+      {R"({"messages": [{"role": "assistant", "function_call": {}}]})",
+       "messages[0].function_call", "tool_calls"},
       {R"({"messages": [{"role": "user", "content":
            [{"type": "text", "text": 5}]}]})",
-       "messages[0].content.text", "a string is needed"},
+       "messages[0].content[0].text", "a string is needed"},
       {R"({"messages": [{"role": "user", "content": "a"}],
            "top_logprobs": 2})",
        "top_logprobs", "only together with logprobs"},
@@ -498,6 +517,9 @@ TEST(OpenAiRequestTest, WrongFieldsAreNamed) {
       {R"({"messages": [], "tools": [{"function": {"parameters": "x"}}]})",
        "tools[0].function.parameters", "an object is needed"},
       {R"({"messages": [], "tool_choice": {"type": "function"}})",
+       "tool_choice", "a function's name"},
+      {R"({"messages": [], "tool_choice":
+           {"type": "custom", "function": {"name": "f"}}})",
        "tool_choice", "a function's name"},
       {R"({"messages": [], "parallel_tool_calls": "no"})",
        "parallel_tool_calls", "true or false"},
