@@ -112,11 +112,11 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->AddInt("max-requests", &max_requests,
                "Requests in flight, waiting ones included", {1, 1 << 20});
   line->AddInt("max-queued", &max_queued,
-               "Of them waiting for room on a worker", {0, 1 << 20});
+               "Of them waiting for room on a worker", {1, 1 << 20});
   line->AddDuration("shutdown-timeout", &flags.shutdown_timeout,
                     "For the drain after Ctrl-C");
   line->AddDuration("default-deadline", &default_deadline,
-                    "Of requests that bring none");
+                    "Of requests that bring none", absl::Milliseconds(1));
   line->Group("Listening");
   line->Add("host", &flags.host, "Address of the public ports");
   line->AddInt("grpc-port", &flags.grpc_port, "Public gRPC", {1, 65535});
@@ -129,7 +129,7 @@ void ServeCommand::AddTo(CommandLine* line) {
   line->Add("webui", &flags.webui, "The page at /");
   line->AddChoice("live-feed", &live_feed, {"auto", "on", "off"},
                   "Workers and requests as numbers, for the page; auto: on if "
-                  "--host is of loopback");
+                  "--host is of loopback and no --api-keys-file is given");
   line->Group("Workers");
   line->AddInt(
       "threads", &flags.threads,
@@ -401,7 +401,8 @@ int RunTandem(int argc, char** argv) {
   status_line->Add("json", &status_flags.json, "All of it, as JSON");
   status_line->Add("watch", &status_flags.watch,
                    "Again and again until q or Ctrl-C");
-  status_line->AddDuration("interval", &status_flags.interval, "Of --watch");
+  status_line->AddDuration("interval", &status_flags.interval, "Of --watch",
+                           absl::Milliseconds(100));
   status_line->Group("TLS");
   status_tls.AddTo(status_line);
 

@@ -190,13 +190,19 @@ void CommandLine::AddInt(const std::string& name, std::optional<int64_t>* value,
 }
 
 void CommandLine::AddDuration(const std::string& name, absl::Duration* value,
-                              const std::string& help) {
+                              const std::string& help, absl::Duration min) {
   AddFlag(
       name, "DURATION", help, [value] { return absl::FormatDuration(*value); },
-      [value](std::string_view text) {
+      [value, min](std::string_view text) -> absl::Status {
         auto parsed = ParseDuration(text);
-        if (parsed.ok()) *value = *parsed;
-        return parsed.status();
+        if (!parsed.ok()) return parsed.status();
+        if (*parsed < min) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("'", std::string(text), "' is below ",
+                           absl::FormatDuration(min)));
+        }
+        *value = *parsed;
+        return absl::OkStatus();
       });
 }
 

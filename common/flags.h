@@ -90,7 +90,8 @@ class CommandLine {
            double min = -std::numeric_limits<double>::infinity(),
            double max = std::numeric_limits<double>::infinity());
   void AddDuration(const std::string& name, absl::Duration* value,
-                   const std::string& help);
+                   const std::string& help,
+                   absl::Duration min = absl::ZeroDuration());
   void AddBytes(const std::string& name, int64_t* value,
                 const std::string& help, Range range = {0});
   void AddChoice(const std::string& name, std::string* value,

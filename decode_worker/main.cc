@@ -143,7 +143,8 @@ int main(int argc, char** argv) {
               "Share of the KV blocks that may be in use or promised", 0.05,
               16);
     line->AddDuration("stall-limit", &decode_worker::flags.stall_limit,
-                      "For a reader that takes no token");
+                      "For a reader that takes no token",
+                      absl::Milliseconds(1));
   };
   spec.make = [](const worker::RoleContext& context) {
     return std::make_unique<decode_worker::DecodeRole>(context);

@@ -54,7 +54,8 @@ void AddListening(CommandLine* line, Flags* flags) {
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
                     "For the drain after SIGTERM; then calls end");
   line->AddDuration("liveness-timeout", &flags->liveness_timeout,
-                    "Without progress, where some could be made, /livez fails");
+                    "Without progress, where some could be made, /livez fails",
+                    absl::Seconds(1));
 }
 
 void AddAccess(CommandLine* line, Flags* flags) {
@@ -123,7 +124,7 @@ void AddLimits(CommandLine* line, Flags* flags) {
                  "started anew; by default nine tenths of what its control "
                  "group may have; 0: none");
   line->AddInt("max-queued", &options.max_queued,
-               "Of them waiting for room on a worker", {0, 1 << 20});
+               "Of them waiting for room on a worker", {1, 1 << 20});
   line->AddDuration("queue-wait", &options.queue_wait, "For room on a worker");
   line->AddDuration("max-expected-wait", &options.max_expected_wait,
                     "For a first token, by the rate of late; beyond it a "
@@ -133,23 +134,26 @@ void AddLimits(CommandLine* line, Flags* flags) {
   line->AddDuration("recovery-wait", &options.recovery_wait,
                     "For a decode worker in place of a lost one");
   line->AddDuration("default-deadline", &options.default_deadline,
-                    "Of calls that bring none");
+                    "Of calls that bring none", absl::Milliseconds(1));
   line->AddInt("max-attempts", &options.max_attempts,
-               "Failures of a request without a new token in between",
+               "Failures of a request without a new token in between; in all "
+               "it may have 16",
                {1, 100});
   line->Add("retry-budget", &options.retry_budget,
             "Retries of all requests together, per request, beyond 600 a "
             "minute",
             0, 1);
   line->AddDuration("stall-limit", &options.stall_limit,
-                    "For a client that takes nothing");
+                    "For a client that takes nothing", absl::Milliseconds(1));
   line->AddDuration("adapter-wait", &options.adapter_wait,
-                    "For workers to load or let go a LoRA adapter");
-  line->AddDuration(
-      "lease", &options.lease,
-      "Silence of a worker's registration after which it is lost");
+                    "For workers to load or let go a LoRA adapter",
+                    absl::Milliseconds(1));
+  line->AddDuration("lease", &options.lease,
+                    "Silence of a worker's registration after which it is lost",
+                    2 * options.beat);
   line->AddDuration("silence", &options.silence,
-                    "Silence of a worker's call after which it is lost");
+                    "Silence of a worker's call after which it is lost",
+                    2 * options.beat);
 }
 
 void AddConnectionLimits(CommandLine* line, Flags* flags) {
@@ -170,9 +174,11 @@ void AddConnectionLimits(CommandLine* line, Flags* flags) {
   line->AddBytes("max-header-bytes", &flags->max_header_bytes,
                  "Head of an HTTP request, or metadata of a gRPC call",
                  {1 << 10, 1 << 20});
-  line->AddDuration("handshake-timeout", &flags->handshake_timeout, "Of TLS");
+  line->AddDuration("handshake-timeout", &flags->handshake_timeout, "Of TLS",
+                    absl::Milliseconds(1));
   line->AddDuration("max-connection-age", &flags->max_connection_age,
-                    "Clients of gRPC are asked to connect anew after this");
+                    "Clients of gRPC are asked to connect anew after this",
+                    absl::Seconds(1));
 }
 
 void AddRequestLimits(CommandLine* line, Flags* flags) {
@@ -187,7 +193,8 @@ void AddRequestLimits(CommandLine* line, Flags* flags) {
                  "Size of one request's schema, regex, grammar or choices",
                  {1, 1 << 20});
   line->AddDuration("structured-compile-timeout", &flags->structured.compile,
-                    "For compiling one; beyond it the request is refused");
+                    "For compiling one; beyond it the request is refused",
+                    absl::Milliseconds(1));
   line->AddInt("default-max-tokens", &offers.default_max_tokens,
                "max_tokens where a request has none, if the context has room",
                {1, 1 << 30});

@@ -64,9 +64,11 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
   line->AddDuration("shutdown-timeout", &worker.shutdown_timeout,
                     "For the drain after SIGTERM; then sequences move");
   line->AddDuration("lease", &worker.lease,
-                    "Silence of a router after which its calls end");
+                    "Silence of a router after which its calls end",
+                    absl::Seconds(2));
   line->AddDuration("liveness-timeout", &worker.liveness_timeout,
-                    "Without progress, where some could be made, /livez fails");
+                    "Without progress, where some could be made, /livez fails",
+                    absl::Seconds(1));
   line->Group("Model and memory");
   line->Add("device", &worker.device,
             "auto, cpu or cuda:N; auto is a GPU if one works, else the CPU");
@@ -183,6 +185,19 @@ absl::StatusOr<std::vector<Endpoint>> ParseRouters(
   return endpoints;
 }
 
+// As routers would refuse it, again and again.
+absl::Status CheckWorkerId(const std::string& id) {
+  constexpr size_t kMost = 256;
+  const bool fine =
+      id.size() <= kMost && std::none_of(id.begin(), id.end(), [](char c) {
+        return static_cast<unsigned char>(c) < 0x21 || c == 0x7f;
+      });
+  if (fine) return absl::OkStatus();
+  return UsageError(
+      absl::StrCat("--worker-id: at most ", kMost,
+                   " bytes without spaces and control characters are taken"));
+}
+
 // An address that is every machine's own leads a router on another one nowhere.
 absl::Status CheckAdvertised(const WorkerFlags& flags,
                              const std::vector<Endpoint>& routers) {
@@ -288,6 +303,8 @@ absl::Status Process::Start() {
   absl::StatusOr<std::vector<Endpoint>> routers =
       ParseRouters(flags_.worker.routers);
   if (!routers.ok()) return routers.status();
+  status = CheckWorkerId(flags_.worker.worker_id);
+  if (!status.ok()) return status;
   status = CheckAdvertised(flags_.worker, *routers);
   if (!status.ok()) return status;
   auto tls = rpc::ClusterCredentials::Load(

@@ -166,6 +166,11 @@ absl::Status BenchCommand::CompleteLoad(const CommandLine& line,
     if (!line.typed(of_trace)) continue;
     return UsageError(absl::StrCat("--", of_trace, " needs --trace"));
   }
+  if (prefix_len_ > 0 && prefix_ratio_ > 0) {
+    return UsageError(
+        "--random-prefix-len and --random-prefix-ratio exclude each other: "
+        "tokens before each prompt, or a share of it");
+  }
   const absl::StatusOr<double> rate = ParseRate(request_rate_);
   if (!rate.ok()) return rate.status();
   if (std::isinf(*rate) && line.typed("burstiness")) {

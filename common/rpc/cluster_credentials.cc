@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/log.h"
 #include "common/rpc/certificate.h"
 
@@ -57,6 +58,11 @@ absl::StatusOr<Credentials> ClusterCredentials::Read() const {
   absl::StatusOr<Credentials> tls =
       LoadCredentials(flags_.cert, flags_.key, flags_.ca);
   if (!tls.ok()) return tls;
+  if (tls->cert.empty() && !tls->ca.empty()) {
+    return UsageError(
+        "--tls-ca alone would dial with TLS and listen without: give "
+        "--tls-cert and --tls-key, too");
+  }
   const absl::Status own = CheckOwn(*tls, own_);
   if (!own.ok()) return own;
   return tls;

@@ -53,7 +53,8 @@ struct Line {
     line.AddInt("seed", &options.seed, "Seed");
     line.Add("ratio", &options.ratio, "A ratio", 0, 1);
     line.Add("prefix-cache", &options.cache, "Keep finished blocks for reuse");
-    line.AddDuration("shutdown-timeout", &options.grace, "Grace of a drain");
+    line.AddDuration("shutdown-timeout", &options.grace, "Grace of a drain",
+                     absl::Milliseconds(1));
     line.AddBytes("pool", &options.pool, "Size of the pool");
     line.AddChoice("handoff", &options.way, {"auto", "shm", "grpc"}, "The way");
     line.Add("api-key", &options.api_key, "Key that clients must show");
