@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "router/http/field_names.h"
 
 namespace tandem::cli {
@@ -59,6 +60,9 @@ absl::Status InFlags(const absl::Status& status,
   const bool no_template =
       field->second == "chat" &&
       absl::StrContains(status.message(), "no chat template");
+  if (!no_template && ErrorReason(status) == "FIELD_INVALID") {
+    return UsageError(router::ClientsMessage(status, Names(request)));
+  }
   absl::Status told(
       status.code(),
       no_template ? "this model has no chat template: ask `tandem generate` "

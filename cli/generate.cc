@@ -371,9 +371,22 @@ absl::StatusOr<int> Generate(const GenerateFlags& flags) {
     if (!flags.json && !whole.sequences(0).text().empty()) std::cout << "\n";
     // What the reader gave up is no failure that needs words.
     if (interrupted) return 128 + SIGINT;
-    return whole.has_started()
-               ? status
-               : InFlags(Explained(status, flags.router), request);
+    if (absl::IsDeadlineExceeded(status) && ErrorReason(status).empty()) {
+      return absl::DeadlineExceededError(
+          absl::StrFormat("no whole answer within --timeout, %g s: give more, "
+                          "or ask `tandem status` what the workers do",
+                          flags.timeout_seconds));
+    }
+    if (!whole.has_started()) {
+      return InFlags(Explained(status, flags.router), request);
+    }
+    if (absl::IsUnavailable(status) && ErrorReason(status).empty()) {
+      return absl::UnavailableError(
+          absl::StrCat("the router at ", flags.router.address,
+                       " went away in the midst of the answer (",
+                       status.message(), "): ask again"));
+    }
+    return status;
   }
   if (flags.json) {
     std::cout << ToJson(whole) << "\n";

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "cli/config_file.h"
 #include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/progress.h"
@@ -67,7 +68,7 @@ void ModelSource::AddTo(CommandLine* line, const std::string& otherwise) {
 absl::StatusOr<std::string> ModelSource::Directory(bool config_only) const {
   if (!IsHubId(model)) {
     std::error_code error;
-    const bool config = model.ends_with(".json");
+    const bool config = IsConfigFile(model);
     if (!std::filesystem::exists(model, error)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", model, "': no such ", config ? "file" : "directory"));

@@ -294,7 +294,9 @@ absl::StatusOr<int> Bench(const BenchOptions& options) {
       absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone());
   Run run(options, *model, *plan, stub.get(), &loop, &signals);
   const double cpu_before = ProcessCpuSeconds();
+  const absl::Time begun = absl::Now();
   const std::vector<RequestRecord> records = run.Execute();
+  const double ran_s = absl::ToDoubleSeconds(absl::Now() - begun);
   report.generator_cpu_s = ProcessCpuSeconds() - cpu_before;
   report.interrupted = run.interrupted();
   report.router = options.router.address;
@@ -308,7 +310,8 @@ absl::StatusOr<int> Bench(const BenchOptions& options) {
   report.objectives = options.objectives;
   report.metrics = options.metrics;
   report.percentiles = options.percentiles;
-  report.summary = Summarize(records, options.objectives);
+  report.summary =
+      Summarize(records, options.objectives, report.interrupted ? ran_s : 0);
 
   std::cout << ReportTable(report) << std::flush;
   if (!options.json_path.empty()) {

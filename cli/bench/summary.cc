@@ -81,8 +81,9 @@ double IntervalLength(double duration_s, int most) {
 }
 
 Summary Summarize(const std::vector<RequestRecord>& records,
-                  const std::vector<Objective>& objectives) {
+                  const std::vector<Objective>& objectives, double ran_s) {
   Summary summary;
+  summary.duration_s = ran_s;
   summary.planned = static_cast<int>(records.size());
   std::map<Metric, std::vector<double>> latencies;
   std::vector<double> lateness, queue, prefill, handoff, exposed;

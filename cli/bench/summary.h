@@ -69,8 +69,10 @@ struct Summary {
   }
 };
 
+// `ran_s`: how long the load ran, where that is longer than to the end of its
+// last request, as when it was interrupted.
 Summary Summarize(const std::vector<RequestRecord>& records,
-                  const std::vector<Objective>& objectives);
+                  const std::vector<Objective>& objectives, double ran_s = 0);
 
 // The length of intervals that divides `duration_s` into at most `most`: 1, 2
 // or 5 times a power of ten, seconds.

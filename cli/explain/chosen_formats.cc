@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/config_file.h"
 #include "engine/checkpoint/file.h"
 #include "engine/checkpoint/safetensors.h"
 
@@ -66,7 +67,7 @@ std::optional<DType> NamedType(std::string_view name) {
 
 absl::StatusOr<std::string> CheckpointType(const std::string& model) {
   const std::string path =
-      model.ends_with(".json") ? model : model + "/config.json";
+      cli::IsConfigFile(model) ? model : model + "/config.json";
   const auto config = engine::ReadFile(path, engine::kMaxConfigBytes);
   if (!config.ok()) return config.status();
   const std::string type =

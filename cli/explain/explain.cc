@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/config_file.h"
 #include "cli/explain/command.h"
 #include "cli/explain/machine.h"
 #include "cli/explain/report.h"
@@ -164,7 +165,7 @@ absl::StatusOr<engine::ModelSpec> LoadConfig(const std::string& model) {
   if (model.empty()) {
     return engine::ParseModelSpec("", kDefaultConfig, "", "");
   }
-  if (!model.ends_with(".json")) return engine::LoadModelSpec(model);
+  if (!cli::IsConfigFile(model)) return engine::LoadModelSpec(model);
   const auto config = engine::ReadFile(model, engine::kMaxConfigBytes);
   if (!config.ok()) return config.status();
   return engine::ParseModelSpec(model, *config, "", "");

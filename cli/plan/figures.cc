@@ -112,14 +112,18 @@ absl::Status CheckFormats(const PlanInput& input,
 absl::Status DoesNotFit(const PlanInput& input, const Plan& plan) {
   const bool codes = QuantisedAlready(input) || input.quantization == "int8" ||
                      input.quantization == "int4";
+  // int4 with its scales, of bf16.
+  const bool codes_fit =
+      plan.weight_bytes * 9 / 32 + plan.workspace_bytes + plan.overhead_bytes <
+      plan.budget_bytes;
   return absl::ResourceExhaustedError(absl::StrCat(
       "weights (", HumanBytes(static_cast<double>(plan.weight_bytes)),
-      ") and working memory (",
+      "), working memory and the processes themselves (",
       HumanBytes(
           static_cast<double>(plan.workspace_bytes + plan.overhead_bytes)),
       ") leave nothing of ", HumanBytes(static_cast<double>(plan.budget_bytes)),
       " for a KV cache: take a larger device",
-      codes ? "" : ", or --quantization int8 or int4"));
+      codes || !codes_fit ? "" : ", or --quantization int8 or int4"));
 }
 
 std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {

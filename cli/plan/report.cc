@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "cli/config_file.h"
 #include "cli/explain/counts.h"
 #include "cli/plan/figures.h"
 #include "common/progress.h"
@@ -24,7 +25,7 @@ std::string Billions(double parameters) {
 
 // The directory of a config.json.
 std::string ServedModel(const std::string& model) {
-  if (!model.ends_with(".json")) return model;
+  if (!cli::IsConfigFile(model)) return model;
   const std::string folder =
       std::filesystem::path(model).parent_path().string();
   return folder.empty() ? "." : folder;

@@ -300,6 +300,12 @@ TEST(CliTest, WhatServeSaysToTryWorksUnderMutualTls) {
   const Result made = Shell(absl::StrCat(
       TANDEM_SOURCE_DIR "/scripts/dev-ca.sh ", certificates, " serve"));
   ASSERT_EQ(made.code, 0) << made.output;
+  const Result half =
+      Shell(Cluster::BinaryPath(
+                "tandem-decode /no/such/model --router 127.0.0.1:1 ") +
+            "--tls-ca " + certificates + "/ca.pem 2>&1");
+  EXPECT_EQ(half.code, 2);
+  EXPECT_THAT(half.output, HasSubstr("--tls-ca alone"));
   ServeProcess served(
       EmbeddedModel(),
       absl::StrCat("--tls-cert ", certificates, "/serve.pem --tls-key ",
@@ -630,6 +636,39 @@ TEST(CliTest, AWorkerOnEveryAddressMustSayItsOwn) {
     EXPECT_EQ(taken.code, 1) << taken.output;
     EXPECT_THAT(taken.output, HasSubstr("/no/such/model"));
   }
+}
+
+TEST(CliTest, FlagsThatCannotBeMeantEndWithTwo) {
+  const std::string worker =
+      Cluster::BinaryPath("tandem-decode /no/such/model ");
+  const std::string folder = ::testing::TempDir();
+  const std::pair<std::string, const char*> kCases[] = {
+      {worker + "--router 127.0.0.1:1 --worker-id 'a b'", "--worker-id"},
+      {worker + "--router 127.0.0.1:1 --lease 1s", "below 2s"},
+      {Tandem("bench --random-prefix-len 5 --random-prefix-ratio 0.5"),
+       "exclude each other"},
+      {Tandem("status --watch --interval 0s"), "below 100ms"},
+  };
+  for (const auto& [command, says] : kCases) {
+    const Result result = Shell(command + " 2>&1");
+    EXPECT_EQ(result.code, 2) << command;
+    EXPECT_THAT(result.output, HasSubstr(says)) << command;
+  }
+}
+
+TEST(CliTest, AFolderMayBeCalledAsAFileIs) {
+  const std::string folder = ::testing::TempDir() + "/model.json";
+  std::filesystem::remove_all(folder);
+  std::filesystem::copy(EmbeddedModel(), folder);
+  const Result planned = Shell(Tandem("plan " + folder + " --device cpu 2>&1"));
+  EXPECT_EQ(planned.code, 0) << planned.output;
+  // Working memory alone is more: no format of weights would help.
+  const Result small =
+      Shell(Tandem("plan " + folder + " --device cpu --memory 100MiB 2>&1"));
+  EXPECT_EQ(small.code, 1);
+  EXPECT_THAT(small.output, HasSubstr("take a larger device"));
+  EXPECT_THAT(small.output, Not(HasSubstr("--quantization")));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(CliTest, ADirectoryInPlaceOfAFileIsSaid) {
