@@ -218,6 +218,7 @@ void Registry::OnHello(Lease* lease, const v1::WorkerHello& hello) {
   lease->worker = worker.get();
   workers_[id] = std::move(worker);
   ++registrations_;
+  ForgetRejected(id);
 
   v1::RegisterResponse response;
   response.mutable_welcome()->set_router_incarnation(options_.incarnation);
@@ -269,15 +270,18 @@ void Registry::OnCache(Worker* worker, const v1::CacheChange& change) {
   }
 }
 
+void Registry::ForgetRejected(const std::string& worker_id) {
+  std::erase_if(rejected_, [&](const auto& entry) {
+    return entry.second.worker_id() == worker_id;
+  });
+}
+
 void Registry::NoteRejected(const std::string& worker_id,
                             const std::string& reason) {
   v1::RejectedWorker rejected;
   rejected.set_worker_id(std::string(Utf8Head(worker_id, 256)));
   rejected.set_reason(ValidUtf8(reason));
-  // Whoever tries again and again is one.
-  std::erase_if(rejected_, [&](const auto& entry) {
-    return entry.second.worker_id() == rejected.worker_id();
-  });
+  ForgetRejected(rejected.worker_id());  // who tries again and again is one
   rejected_.emplace_front(loop_->Now(), std::move(rejected));
   if (rejected_.size() > kMaxRejected) rejected_.pop_back();
 }

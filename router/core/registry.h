@@ -187,6 +187,7 @@ class Registry {
   void OnCache(Worker* worker, const v1::CacheChange& change);
   void OnAdapters(Lease* lease, const v1::AdapterList& list);
   // For operators to see.
+  void ForgetRejected(const std::string& worker_id);
   void NoteRejected(const std::string& worker_id, const std::string& reason);
   void Reject(Lease* lease, const std::string& worker_id,
               const absl::Status& status);

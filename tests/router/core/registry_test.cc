@@ -341,10 +341,13 @@ TEST(RegistryTest, OfTwoOfOneNameTheFirstKeepsItUnlessItIsSilent) {
               ::testing::HasSubstr("two processes have this --worker-id"));
   w.RunFor(absl::Minutes(1) + absl::Seconds(1));
   EXPECT_EQ(w.core->State(false).rejected_size(), 0);
+  w.Register(hello('2'));
+  EXPECT_EQ(w.core->State(false).rejected_size(), 1);
   first->Break(absl::UnavailableError(""));
   w.told.clear();
   w.Register(hello('2'));
   EXPECT_THAT(w.told, ElementsAre());
+  EXPECT_EQ(w.core->State(false).rejected_size(), 0);
   EXPECT_EQ(w.core->State(false).workers(0).hello().worker().incarnation(),
             hello('2').worker().incarnation());
 }
