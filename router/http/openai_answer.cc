@@ -243,8 +243,8 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
   }
   if (!echo_logprobs_) return "";
   // Every choice is here: nothing of its own comes before all of these.
-  int offset = At(prompt, 0).text_offset;
-  const json logprobs = CompletionLogprobs(scores.tokens(), &offset);
+  CharacterCount scored = At(prompt, 0).scored;
+  const json logprobs = CompletionLogprobs(scores.tokens(), &scored);
   std::map<std::string, std::string> lists;
   for (const auto& [name, list] : logprobs.items()) {
     lists[name] = DumpJson(list);
@@ -252,7 +252,7 @@ std::string OpenAiAnswer::OnPromptLogprobs(int prompt,
   std::string events;
   for (int i = 0; i < state.sequences; ++i) {
     Choice& choice = At(prompt, i);
-    choice.text_offset = offset;
+    choice.scored = scored;
     if (stream_) {
       events += Chunk(
           prompt, i,
@@ -368,7 +368,7 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
     }
     return {{"content", std::move(content)}};
   }
-  return CompletionLogprobs(delta.logprobs(), &choice->text_offset);
+  return CompletionLogprobs(delta.logprobs(), &choice->scored);
 }
 
 std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,

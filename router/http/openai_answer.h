@@ -18,6 +18,7 @@
 #include "nlohmann/json.hpp"
 #include "router/http/field_names.h"
 #include "router/http/openai_error.h"
+#include "router/http/openai_logprobs.h"
 #include "router/http/openai_request.h"
 
 namespace tandem::router {
@@ -55,7 +56,7 @@ class OpenAiAnswer {
     std::string token_ids;
     std::string finish_reason;
     nlohmann::json stop_reason;
-    int text_offset = 0;  // characters, for completions' logprobs
+    CharacterCount scored;  // of completions' tokens with logprobs
     int tokens = 0;
     int reasoning_tokens = 0;  // of them
     v1::Work work;             // so far, where asked for

@@ -12,23 +12,29 @@ namespace tandem::router {
 
 using nlohmann::json;
 
-int Characters(const std::string& utf8) {
-  return static_cast<int>(
-      std::count_if(utf8.begin(), utf8.end(), [](char byte) {
-        return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
-      }));
+void CharacterCount::Add(std::string_view bytes) {
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool goes_on = (byte & 0xC0) == 0x80;
+    if (goes_on && open_ > 0) {
+      --open_;
+      continue;
+    }
+    ++count_;
+    open_ = goes_on || byte < 0xC0 ? 0 : byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+  }
 }
 
 json CompletionLogprobs(
     const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& records,
-    int* offset) {
+    CharacterCount* before) {
   json offsets = json::array();
   json tokens = json::array();
   json values = json::array();
   json tops = json::array();
   for (const v1::TokenLogprob& token : records) {
-    offsets.push_back(*offset);
-    *offset += Characters(token.token());
+    offsets.push_back(before->count());
+    before->Add(token.token());
     tokens.push_back(token.token());
     if (token.rank() == 0) {
       values.push_back(nullptr);

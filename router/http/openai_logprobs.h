@@ -6,6 +6,7 @@
 #define TANDEM_ROUTER_HTTP_OPENAI_LOGPROBS_H_
 
 #include <string>
+#include <string_view>
 
 #include "google/protobuf/repeated_ptr_field.h"
 #include "nlohmann/json.hpp"
@@ -13,14 +14,24 @@
 
 namespace tandem::router {
 
-// Code points of valid UTF-8.
-int Characters(const std::string& utf8);
+// Characters of UTF-8 that tokens cut anywhere; a byte that belongs to none is
+// the one (U+FFFD) that the text has in its place.
+class CharacterCount {
+ public:
+  void Add(std::string_view bytes);
+  int count() const { return count_; }
+
+ private:
+  int count_ = 0;
+  int open_ = 0;  // bytes that the last one still lacks
+};
 
 // Completions' four lists. What has no rank, the prompt's first token, has no
-// log probability. `offset` counts characters, and goes on behind these tokens.
+// log probability. `before` counts what comes before these tokens, and then
+// them, too.
 nlohmann::json CompletionLogprobs(
     const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& records,
-    int* offset);
+    CharacterCount* before);
 
 // A chat's record of one token, without its alternatives.
 nlohmann::json ChatLogprob(const std::string& token, float logprob);

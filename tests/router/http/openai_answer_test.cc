@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "router/http/openai_logprobs.h"
 #include "router/validate/errors.h"
 
 namespace tandem::router {
@@ -211,6 +212,29 @@ TEST(OpenAiAnswerTest, OffsetsCountNoTextBeforeItsRecords) {
   const json choice = json::parse(answer.Finish())["choices"][0];
   EXPECT_EQ(choice["text"], " upon a");
   EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 5}));
+}
+
+TEST(OpenAiAnswerTest, OffsetsCountCharactersThatTokensCut) {
+  const struct {
+    std::vector<std::string> tokens;
+    std::vector<int> offsets;
+  } kCases[] = {
+      {{"b\303", "\274", "c"}, {0, 2, 2}},
+      {{"\342", "\202", "\254", "c"}, {0, 1, 1, 1}},
+      {{"\274", "h", "h"}, {0, 1, 2}},  // each byte of no character is one
+      {{"\274", "\274", "\274"}, {0, 1, 2}},
+      {{"\303", "h", "\274", "h"}, {0, 1, 2, 3}},
+      {{"\303\274", "\274", "h"}, {0, 1, 2}},
+  };
+  for (const auto& c : kCases) {
+    v1::GenerateDelta delta;
+    for (const std::string& token : c.tokens) {
+      delta.add_logprobs()->set_token(token);
+    }
+    CharacterCount before;
+    EXPECT_EQ(CompletionLogprobs(delta.logprobs(), &before)["text_offset"],
+              json(c.offsets));
+  }
 }
 
 TEST(OpenAiAnswerTest, SeveralPromptsHaveOneId) {
