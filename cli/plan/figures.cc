@@ -112,10 +112,12 @@ absl::Status CheckFormats(const PlanInput& input,
 absl::Status DoesNotFit(const PlanInput& input, const Plan& plan) {
   const bool codes = QuantisedAlready(input) || input.quantization == "int8" ||
                      input.quantization == "int4";
-  // int4 with its scales, of bf16.
-  const bool codes_fit =
-      plan.weight_bytes * 9 / 32 + plan.workspace_bytes + plan.overhead_bytes <
-      plan.budget_bytes;
+  PlanInput smallest = input;
+  smallest.quantization = "int4";
+  const int64_t least =
+      explain::WeightBytes(input.spec, ChooseFormats(smallest),
+                           input.spec.max_positions) +
+      plan.workspace_bytes + plan.overhead_bytes;
   return absl::ResourceExhaustedError(absl::StrCat(
       "weights (", HumanBytes(static_cast<double>(plan.weight_bytes)),
       "), working memory and the processes themselves (",
@@ -123,7 +125,9 @@ absl::Status DoesNotFit(const PlanInput& input, const Plan& plan) {
           static_cast<double>(plan.workspace_bytes + plan.overhead_bytes)),
       ") leave nothing of ", HumanBytes(static_cast<double>(plan.budget_bytes)),
       " for a KV cache: take a larger device",
-      codes || !codes_fit ? "" : ", or --quantization int8 or int4"));
+      codes || least >= plan.budget_bytes
+          ? ""
+          : ", or --quantization int8 or int4"));
 }
 
 std::vector<Contexts> CountContexts(const PlanInput& input, const Plan& plan) {

@@ -266,14 +266,15 @@ TEST(PlanTest, AdviceIsWhatCanStillBeDone) {
   const struct {
     const char* config;
     const char* quantization;
+    int64_t memory;
     bool advised;
-  } cases[] = {{kLlama8B, "none", true},
-               {kLlama8B, "fp8", true},
-               {kLlama8B, "int8", false},
-               {kLlama8B, "int4", false},
-               {kGptOss, "none", false}};
+  } cases[] = {
+      {kLlama8B, "none", 8 * kGiB, true},  {kLlama8B, "fp8", 8 * kGiB, true},
+      {kLlama8B, "none", 4 * kGiB, false},  // int4 takes more
+      {kLlama8B, "fp8", 4 * kGiB, false},  {kLlama8B, "int8", 8 * kGiB, false},
+      {kLlama8B, "int4", 2 * kGiB, false}, {kGptOss, "none", 8 * kGiB, false}};
   for (const auto& c : cases) {
-    PlanInput input = Input(c.config, true, 2 * kGiB);
+    PlanInput input = Input(c.config, true, c.memory);
     input.quantization = c.quantization;
     const absl::StatusOr<Plan> plan = MakePlan(input);
     EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
