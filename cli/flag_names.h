@@ -10,7 +10,8 @@
 
 namespace tandem::cli {
 
-// `status`, by which `request` of SamplingFlags was refused.
+// `status`, by which `request` of SamplingFlags was refused: a UsageError where
+// it is about a flag.
 absl::Status InFlags(const absl::Status& status,
                      const v1::GenerateRequest& request);
 

@@ -282,8 +282,8 @@ TEST(CliTest, WhatServeIsToldToLeaveOutIsLeftOutByItsChildren) {
                         " 'Once upon a time there was a fox who ran and ran,"
                         " and ran, and ran' 2>/dev/null"));
   };
-  EXPECT_EQ(generate("--no-kv-cache").code, 1);
-  EXPECT_EQ(generate("--attention all").code, 1);
+  EXPECT_EQ(generate("--no-kv-cache").code, 2);
+  EXPECT_EQ(generate("--attention all").code, 2);
   int cached[2];
   for (int& tokens : cached) {
     const Result result = generate("");
