@@ -402,7 +402,7 @@ int RunTandem(int argc, char** argv) {
   status_line->Add("watch", &status_flags.watch,
                    "Again and again until q or Ctrl-C");
   status_line->AddDuration("interval", &status_flags.interval, "Of --watch",
-                           absl::Milliseconds(100));
+                           absl::Milliseconds(10));
   status_line->Group("TLS");
   status_tls.AddTo(status_line);
 
