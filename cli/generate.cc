@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/flag_names.h"
+#include "common/error.h"
 #include "common/lifecycle.h"
 #include "common/rpc/status.h"
 #include "common/utf8.h"
