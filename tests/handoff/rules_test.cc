@@ -363,6 +363,8 @@ TEST(HandoffTurns, CreditsThatWaitForStagingGoBackAtOnce) {
   world.prefill().side.seen[1].cancelled = true;
   world.sender().Cancel(attempt);
   world.loop.RunFor(absl::Milliseconds(10));
+  // Nothing failed: the prefill worker's own call says why.
+  EXPECT_EQ(world.decode.seen[1].status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(world.receiver->slabs().quarantined, 1);  // the one that gathers
   world.prefill().side.gathering.Release();
   world.loop.RunFor(absl::Milliseconds(10));
