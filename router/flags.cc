@@ -54,8 +54,7 @@ void AddListening(CommandLine* line, Flags* flags) {
   line->AddDuration("shutdown-timeout", &flags->shutdown_timeout,
                     "For the drain after SIGTERM; then calls end");
   line->AddDuration("liveness-timeout", &flags->liveness_timeout,
-                    "Without progress, where some could be made, /livez fails",
-                    absl::Seconds(1));
+                    "Without progress, where some could be made, /livez fails");
 }
 
 void AddAccess(CommandLine* line, Flags* flags) {

@@ -67,8 +67,7 @@ void AddWorkerFlags(CommandLine* line, AllFlags* flags) {
                     "Silence of a router after which its calls end",
                     absl::Seconds(2));
   line->AddDuration("liveness-timeout", &worker.liveness_timeout,
-                    "Without progress, where some could be made, /livez fails",
-                    absl::Seconds(1));
+                    "Without progress, where some could be made, /livez fails");
   line->Group("Model and memory");
   line->Add("device", &worker.device,
             "auto, cpu or cuda:N; auto is a GPU if one works, else the CPU");
