@@ -30,6 +30,9 @@ inline constexpr int kNoWindow = 1 << 30;
 // How many tasks per thread make splitting by segments pointless.
 inline constexpr int kTasksPerThread = 4;
 
+// Rows per thread whose heads go one by one.
+inline constexpr int kRowsByHead = 2;
+
 class Planner {
  public:
   Planner(const KernelTable& table, ThreadPool::Team& team,
@@ -137,12 +140,28 @@ class Planner {
     if (PlanSegments()) {
       RunSegments();
     } else {
-      // The longest contexts come last in a prefill: start with them.
-      team_.ForEach(count_, [&](int task, int member) {
-        table_.attention(Piece(tasks_[count_ - 1 - task], member));
-      });
+      RunTasks();
     }
     count_ = 0;
+  }
+
+  // The longest contexts come last in a prefill: starts with them. A block's
+  // heads lie side by side, and what the hardware fetches behind one's keys is
+  // of use to the thread that takes the next head; so one takes them all, but
+  // of the last rows, which each thread takes head by head not to end late.
+  void RunTasks() {
+    const int heads = layout_.kv_heads;
+    const int rows = count_ / heads - kRowsByHead * team_.threads();
+    const int together = count_ % heads == 0 ? std::max(0, rows) : 0;
+    const int alone = count_ - together * heads;
+    team_.ForEach(together + alone, [&](int item, int member) {
+      const bool all = item < together;
+      const int begin =
+          all ? count_ - (item + 1) * heads : alone - 1 - (item - together);
+      for (int i = 0; i < (all ? heads : 1); ++i) {
+        table_.attention(Piece(tasks_[begin + i], member));
+      }
+    });
   }
 
   void RunSegments() {
