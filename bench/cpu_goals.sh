@@ -5,19 +5,30 @@
 # quarter of an hour on two quiet hardware threads.
 #
 #   bench/cpu_goals.sh [--threads N] [--work DIR] [--no-amx]
+#                      [--activation-dtype f32|bf16|bf16-amx]
 #
 # --work holds llama.cpp's build and the models (build/llama); --no-amx builds
-# llama.cpp without AMX, where its kernels end with an illegal instruction.
+# llama.cpp without AMX, where its kernels end with an illegal instruction;
+# --activation-dtype is one for all of Tandem's figures (f32 and bf16).
 source "$(dirname "$0")/../scripts/lib.sh"
 
-THREADS=2 WORK=$BUILD/llama AMX=()
+THREADS=2 WORK=$BUILD/llama AMX=() INPUTS=() FORMATS=() SERVER=()
 while [ $# -gt 0 ]; do
   case $1 in
     --threads) THREADS=${2:?} && shift 2 ;;
     --work) WORK=${2:?} && shift 2 ;;
     --no-amx) AMX=(--no-amx) && shift ;;
-    -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0" && exit 0 ;;
-    *) die "unknown argument '$1' (--threads, --work, --no-amx)" ;;
+    --activation-dtype)
+      case ${2:?} in
+        f32) FORMATS=(--formats bf16,int8,int4) ;;
+        bf16) FORMATS=(--formats bf16-inputs,int8,int4) INPUTS=(--bf16-inputs) ;;
+        bf16-amx) FORMATS=(--formats bf16-amx,int8,int4) INPUTS=(--bf16-amx-inputs) ;;
+        *) die "--activation-dtype '$2': one of f32, bf16, bf16-amx" ;;
+      esac
+      SERVER=(--activation-dtype "$2") && shift 2
+      ;;
+    -h | --help) sed -n '3,12s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    *) die "unknown argument '$1' (--threads, --work, --no-amx, --activation-dtype)" ;;
   esac
 done
 build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
@@ -27,11 +38,11 @@ PYTHON=$BUILD/venv/bin/python
 printf '## Kernels, %s threads\n\n```\n' "$THREADS"
 for weights in bf16 int8 int4; do
   "$BUILD/release/bin/kernels_bench" --threads "$THREADS" --quick \
-    --weights $weights --rows 1,4,8,16,32,512
+    --weights $weights --rows 1,4,8,16,32,512 "${INPUTS[@]}"
 done
 printf '```\n\n## Engine\n\n'
 "$PYTHON" "$ROOT/bench/compare_llama.py" --quick --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}"
+  --work "$WORK" "${AMX[@]}" "${FORMATS[@]}"
 printf '\n## Whole system\n\n'
 "$PYTHON" "$ROOT/bench/system_goals.py" --quick --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}"
+  --work "$WORK" "${AMX[@]}" "${SERVER[@]}"
