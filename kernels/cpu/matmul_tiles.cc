@@ -35,9 +35,6 @@ inline constexpr int64_t kGroupBytes = kGroup / 2 * int64_t{kPanel} * 4;
 inline constexpr int kBlockGroups = 32;
 inline constexpr int kBlockRows = 256;
 
-// How far ahead few rows fetch their weights.
-inline constexpr int kAhead = 2048;
-
 struct GroupTile {
   const std::byte* a;  // rounded inputs, the tile's first row
   int64_t a_stride;    // bytes
@@ -48,10 +45,12 @@ struct GroupTile {
   int64_t c_stride;
   bool first;  // sums start here, not at what c holds
   TileEnd finish;
-  // Of tiles: rows of the first and from it to the second one; and so many
-  // lines at `next` are fetched beside each group.
+  // Of tiles: rows of the first and from it to the second one. Few rows fetch
+  // a group ahead, beside the last one what is `jump` bytes behind it; others
+  // so many lines at `next` beside each group.
   int rows;
   int second;
+  int64_t jump;
   const std::byte* next;
   int lines;
 };
@@ -103,8 +102,8 @@ void VectorTile(const GroupTile& t) {
   for (int group = 0; group < t.groups; ++group) {
     GroupChains<R, U> chains;
     chains.Clear();
-    AdvanceGroup<R, U, kAhead>(chains, a, a_stride, unit, kPanel * 4, 0,
-                               kGroup);
+    AdvanceGroup<R, U, kGroupBytes>(chains, a, a_stride, unit, kPanel * 4, 0,
+                                    kGroup);
     chains.AddTo(sums);
     a += kGroup;
 #pragma GCC unroll 8
@@ -205,13 +204,15 @@ void AmxTile(const GroupTile& t) {
   const int64_t second = t.second * a_stride;
   [[maybe_unused]] const std::byte* next = t.next;
   for (int group = 0; group < t.groups; ++group) {
+    [[maybe_unused]] const int64_t ahead =
+        group + 1 < t.groups ? kGroupBytes : t.jump;
     TANDEM_LOAD_TILE("4", a, a_stride);
     TANDEM_LOAD_TILE("6", w, 128);
     TANDEM_DOT_TILE("0", "4", "6");
-    if constexpr (kRows == 1) FetchHalf(w + kAhead);
+    if constexpr (kRows == 1) FetchHalf(w + ahead);
     TANDEM_LOAD_TILE("7", w + 64, 128);
     TANDEM_DOT_TILE("1", "4", "7");
-    if constexpr (kRows == 1) FetchHalf(w + kAhead + kGroupBytes / 2);
+    if constexpr (kRows == 1) FetchHalf(w + ahead + kGroupBytes / 2);
     if constexpr (kRows == 2) {
       for (int i = 0; i < t.lines; ++i, next += 64) PrefetchFar(next);
       TANDEM_LOAD_TILE("5", a + second, a_stride);
@@ -221,10 +222,10 @@ void AmxTile(const GroupTile& t) {
     if constexpr (kWide) {
       TANDEM_LOAD_TILE("6", w + t.panel_bytes, 128);
       TANDEM_DOT_TILE("2", "4", "6");
-      FetchHalf(w + t.panel_bytes + kAhead);
+      FetchHalf(w + t.panel_bytes + ahead);
       TANDEM_LOAD_TILE("7", w + t.panel_bytes + 64, 128);
       TANDEM_DOT_TILE("3", "4", "7");
-      FetchHalf(w + t.panel_bytes + kAhead + kGroupBytes / 2);
+      FetchHalf(w + t.panel_bytes + ahead + kGroupBytes / 2);
     }
     a += kGroup * 2;
     w += kGroupBytes;
@@ -254,6 +255,7 @@ void AmxPanels(const GroupBlock& b) {
                        int panels) {
     t.a = b.a + row * b.a_stride;
     t.w = b.w + panel * b.panel_bytes;
+    t.jump = panels * b.panel_bytes - (b.groups - 1) * kGroupBytes;
     RunTile(*b.piece, tile, t, rows, b.row + row, (b.panel + panel) * kPanel,
             2 * panels, b.last);
   };
