@@ -9,7 +9,7 @@ one after the other on the same threads, figure by figure; every one is the medi
 --repeats runs after a warm-up. llama.cpp's batched figures are one run of 32 steps.
 
 Beside each ratio and share stands what is wanted of it, where something is:
---quick measures these rows alone, with two repeats.
+--quick measures these rows alone, with two repeats unless told otherwise.
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
          [--formats bf16,bf16-inputs,int8,int4] [--threads 2] [--repeats 5] [--quick]
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--work-items", default="prefill:512,prefill:2048,decode:128,"
                         "decode:2048,batch:16,batch:32")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, help="five; with --quick two")
     parser.add_argument("--quick", action="store_true",
                         help="only what has a goal, two repeats")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
@@ -288,8 +288,7 @@ def main() -> None:
     parser.add_argument("--llama", type=pathlib.Path, help="llama.cpp's programs, built before")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
     args = parser.parse_args()
-    if args.quick:
-        args.repeats = 2
+    args.repeats = args.repeats or (2 if args.quick else 5)
     peer = args.llama or build_llama(args.work, not args.no_amx)
     shapes, formats = args.shapes.split(","), args.formats.split(",")
     items = [(what, int(at)) for what, at in
