@@ -13,8 +13,8 @@
 // Intel's memory gives its bandwidth to four streams or more: with as much
 // arithmetic as 8 rows need beside it, one stream gets 13 GB/s and four get 20.
 // Tiles of few rows read as many panels at once; taller ones read one, and
-// fetch what comes next from four. On AMD tiles of 3 rows are such taller ones
-// (Fetching::streams): 4 rows take 0.7 of the time.
+// fetch what comes next from four. On AMD tiles of 3 rows are such taller ones,
+// and what comes next is fetched in the order of memory (Fetching::streams).
 
 #if defined(TANDEM_KERNELS_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TANDEM_KERNELS_CPU_MATMUL_INL_H_
@@ -75,7 +75,10 @@ struct TileArgs {
   int64_t c_stride;
   bool first;  // chains start here, not at what c holds
   TileEnd finish;
-  const std::byte* next[kMaxStreams];  // what to fetch for later
+  // What to fetch for later: one of these at a step in turn, and then so many
+  // bytes behind it.
+  const std::byte* next[kMaxStreams];
+  int64_t next_stride;
   float* wide;  // where a tile that widens leaves its weights
   // Where units end, and how far on those that come after them begin.
   int64_t end;
@@ -111,23 +114,28 @@ struct OwnStreams {
   }
 };
 
-// kLines lines of one of the four streams in turn, to the second-level cache.
+// kLines lines of one of TileArgs::next in turn, to the second-level cache.
 template <int kLines>
 struct NextStreams {
   const std::byte* now;
   const std::byte* second;
   const std::byte* third;
   const std::byte* last;
+  int64_t stride;
 
   HWY_INLINE explicit NextStreams(const TileArgs& t)
-      : now(t.next[0]), second(t.next[1]), third(t.next[2]), last(t.next[3]) {}
+      : now(t.next[0]),
+        second(t.next[1]),
+        third(t.next[2]),
+        last(t.next[3]),
+        stride(t.next_stride) {}
   template <int U>
   HWY_INLINE void Step(const std::byte* const (&)[U], int64_t) {
 #pragma GCC unroll 8
     for (int i = 0; i < kLines; ++i) {
       PrefetchFar(now + i * 64);
     }
-    const std::byte* const end = now + kLines * 64;
+    const std::byte* const end = now + stride;
     now = second;
     second = third;
     third = last;
@@ -270,6 +278,40 @@ void OneRow(const MatMulPiece& p) {
   }
 }
 
+// One block of inputs of several panels, and what comes after it: the next
+// block of the same panels or the first one of those behind.
+struct PanelBlocks {
+  const std::byte* first;  // the first panel's
+  int panels;
+  int64_t panel_bytes;
+  int64_t bytes;  // of each panel's block
+  // If fewer come next, the last panel several times.
+  const std::byte* next[kMaxStreams];
+};
+
+// What a tile at panel `panel` of these fetches, `lines` lines at a step, once
+// `done` bytes of what is fetched beside that panel are: from all that come
+// next a quarter of it, or in order the panel behind it.
+inline void FetchBeside(const MatMulPiece& p, const PanelBlocks& blocks,
+                        int panel, int64_t done, int lines, TileArgs& args) {
+  if (p.fetching.streams > 1) {
+    const int64_t begin =
+        (panel * blocks.bytes + done) / kMaxStreams / 128 * 128;
+    for (int i = 0; i < kMaxStreams; ++i) args.next[i] = blocks.next[i] + begin;
+    args.next_stride = lines * int64_t{64};
+    return;
+  }
+  const std::byte* const begin =
+      (panel + 1 < blocks.panels
+           ? blocks.first + (panel + 1) * blocks.panel_bytes
+           : blocks.next[0]) +
+      done;
+  for (int i = 0; i < kMaxStreams; ++i) {
+    args.next[i] = begin + i * lines * int64_t{64};
+  }
+  args.next_stride = kMaxStreams * lines * int64_t{64};
+}
+
 template <typename W>
 inline constexpr bool kWidens =
     std::is_same_v<W, Bf16Weights> || std::is_same_v<W, Bf16OddFirst>;
@@ -279,46 +321,39 @@ inline constexpr bool kWidens =
 // FewRowsBlock of several tiles, whose weights are widened once, into `wide`.
 // `inputs` is even.
 template <typename W>
-void WidenedBlock(const MatMulPiece& p, int first, int panels, int begin,
-                  int inputs, const float* a, float* wide,
-                  const std::byte* const (&streams)[kMaxStreams]) {
+void WidenedBlock(const MatMulPiece& p, const PanelBlocks& blocks, int first,
+                  int begin, int inputs, const float* a, float* wide) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kMaxRows - 1) / kMaxRows;
-  const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
   TileArgs args{};
   args.inputs = inputs;
   args.first = begin == 0;
   args.wide = wide;
-  const int64_t share = inputs / 2 * int64_t{64} / kMaxStreams / 64 * 64;
-  int64_t fetched = 0;
-  for (int panel = first; panel < first + panels; ++panel) {
+  for (int panel = 0; panel < blocks.panels; ++panel) {
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = rows * tile / tiles;
       const int count = rows * (tile + 1) / tiles - row;
       args.a = a + int64_t{row} * kFewStride<W>;
-      for (int i = 0; i < kMaxStreams; ++i) args.next[i] = streams[i] + fetched;
-      if (tile < 2) fetched += share;
-      args.w[0] = tile == 0 ? p.w + panel * panel_bytes + begin * int64_t{64}
+      FetchBeside(p, blocks, panel, tile * blocks.bytes / 2, 1, args);
+      args.w[0] = tile == 0 ? blocks.first + panel * blocks.panel_bytes
                             : reinterpret_cast<const std::byte*>(wide);
       args.w[1] = args.w[0] + 64;
       RunTile(p, WideningTileOf<W>(tile, count), args, count, p.row_begin + row,
-              panel * kPanel, 2, begin + inputs == p.k);
+              (first + panel) * kPanel, 2, begin + inputs == p.k);
     }
   }
 }
 
 #endif  // HWY_TARGET == HWY_AVX3
 
-// Inputs [begin, begin + inputs) of panels [first, first + panels) for all
-// rows, which lie at `a`; streams[i] is what comes after them.
+// Inputs [begin, begin + inputs) of the panels from `first` on, whose blocks
+// these are, for all rows, which lie at `a`.
 template <typename W>
-void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
-                  int inputs, const float* a,
-                  const std::byte* const (&streams)[kMaxStreams]) {
+void FewRowsBlock(const MatMulPiece& p, const PanelBlocks& blocks, int first,
+                  int begin, int inputs, const float* a) {
   const int rows = p.row_end - p.row_begin;
   const int tiles = (rows + kMaxRows - 1) / kMaxRows;
-  const int64_t panel_bytes = PackedMatrix::PanelBytes(p.k, p.type);
-  constexpr int64_t kInputBytes = kUnitLines<W> * 64;
+  const int panels = blocks.panels;
   TileArgs args{};
   args.inputs = inputs;
   args.first = begin == 0;
@@ -327,9 +362,6 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
   // The first two tiles share what is to be fetched, panel after panel; of one
   // unit, which passes over a panel twice, the first one fetches all.
   const int fetchers = kParts == 1 ? std::min(tiles, 2) : 1;
-  const int64_t share =
-      inputs * kInputBytes / (kMaxStreams * fetchers) / 128 * 128;
-  int64_t fetched = 0;
   // Several panels at once, each with its own lines ahead; or, where one stream
   // is faster, one panel, from where there is arithmetic to hide the fetching.
   const bool side_by_side = p.fetching.streams > 1 || rows <= 2;
@@ -348,15 +380,13 @@ void FewRowsBlock(const MatMulPiece& p, int first, int panels, int begin,
                                          : FewTileOf<W, 2, Fetch::kHalf>(count);
       const int step = std::min(units, UnitsFor(count));
       for (int u = 0; u < units; u += step) {
-        for (int i = 0; i < kMaxStreams; ++i) {
-          args.next[i] = streams[i] + fetched;
-        }
-        if (tile < fetchers) fetched += share * step / units;
-        args.end = panel_bytes - begin * kInputBytes;
-        args.jump = (units / 2 - 1) * panel_bytes;
+        FetchBeside(p, blocks, unit / 2,
+                    (tile * units + u) * blocks.bytes / (fetchers * units),
+                    std::max(1, kUnitLines<W> * step / fetchers), args);
+        args.end = blocks.panel_bytes - begin * int64_t{kUnitLines<W> * 64};
+        args.jump = (units / 2 - 1) * blocks.panel_bytes;
         for (int i = 0; i < step; ++i) {
-          args.w[i] = UnitOf(p.w + begin * kInputBytes, panel_bytes,
-                             2 * first + unit + u + i);
+          args.w[i] = UnitOf(blocks.first, blocks.panel_bytes, unit + u + i);
         }
         RunTile(p, run, args, count, p.row_begin + row,
                 (2 * first + unit + u) * 16, step, last);
@@ -390,23 +420,28 @@ void FewRows(const MatMulPiece& p) {
         const int end = std::min(begin + block, to);
         const int next_panel = end < to ? first : first + panels;
         const int next = end < to ? end : from;
-        const std::byte* streams[kMaxStreams];
+        constexpr int64_t kInputBytes = kUnitLines<W> * 64;
+        PanelBlocks blocks{p.w + first * panel_bytes + begin * kInputBytes,
+                           panels,
+                           panel_bytes,
+                           (end - begin) * kInputBytes,
+                           {}};
         for (int i = 0; i < kMaxStreams; ++i) {
-          streams[i] = p.w +
-                       std::min(next_panel + i, p.panel_end - 1) * panel_bytes +
-                       next * int64_t{kUnitLines<W> * 64};
+          blocks.next[i] =
+              p.w + std::min(next_panel + i, p.panel_end - 1) * panel_bytes +
+              next * kInputBytes;
         }
 #if HWY_TARGET == HWY_AVX3
         if constexpr (kWidens<W>) {
           if (widens && (end - begin) % 2 == 0) {
-            WidenedBlock<W>(p, first, panels, begin, end - begin,
-                            block_rows(begin), wide, streams);
+            WidenedBlock<W>(p, blocks, first, begin, end - begin,
+                            block_rows(begin), wide);
             continue;
           }
         }
 #endif
-        FewRowsBlock<W>(p, first, panels, begin, end - begin, block_rows(begin),
-                        streams);
+        FewRowsBlock<W>(p, blocks, first, begin, end - begin,
+                        block_rows(begin));
       }
     }
   }

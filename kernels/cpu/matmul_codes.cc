@@ -3,8 +3,8 @@
 // path (dot-inl.h):
 //
 //   a row or two  panels side by side, each a stream of its own: four, of two
-//                 rows with AVX2 two; with AVX-512 on AMD's one row, one panel,
-//                 and on Intel's up to five rows
+//                 rows with AVX2 two; with AVX-512 on AMD's one row, of int4
+//                 one panel, and on Intel's up to five rows
 //   a few rows    codes are read from the panel by every tile of rows
 //   many rows     a panel's int4 codes become bytes once, reused by every tile
 //                 (for vpdpbusd; other instructions take them as they are)
@@ -278,7 +278,9 @@ void CodeRows(const MatMulPiece& p) {
     if (rows == 1) return StreamRows<D, read, 1, 4>(p);
     if (rows == 2) return StreamRows<D, read, 2, 2>(p);
   } else if (p.fetching.streams == 1) {
-    if (rows == 1) return StreamRows<D, read, 1, 1>(p);
+    // A panel of int4 is a stream of its own, four take 1.2 times as long.
+    constexpr int kPanels = kReadsBytes<read> ? kMaxStreams : 1;
+    if (rows == 1) return StreamRows<D, read, 1, kPanels>(p);
   } else if (rows <= kStreamRows<read>) {
     const auto run = TileFor<1, kStreamRows<read>>(rows, [](auto count) {
       return StreamRows<D, read, count, kMaxStreams>;
