@@ -3,17 +3,17 @@
 
 llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
-bf16 and GGUF files in bf16, q8_0 and q4_0 (`bf16-inputs` and `bf16-amx` are Tandem
-with --activation-dtype bf16 and bf16-amx, beside the same llama.cpp). Both programs run
-one after the other on the same threads, figure by figure; every one is the median of
---repeats runs after a warm-up. llama.cpp's batched figures are one run of 32 steps.
+bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the other on the
+same threads, figure by figure; every one is the median of --repeats runs after a
+warm-up. llama.cpp's batched figures are one run of 32 steps. It always rounds the inputs
+of bf16 weights to bf16; Tandem's are --activation-dtype, one for all rows.
 
 Beside each ratio and share stands what is wanted of it, where something is:
 --quick measures these rows alone, with two repeats unless told otherwise.
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
-         [--formats bf16,bf16-inputs,int8,int4] [--threads 2] [--repeats 5] [--quick]
-         [--work build/llama] [--binaries build/release/bin] [--no-amx]
+         [--formats bf16,int8,int4] [--activation-dtype f32|bf16|bf16-amx]
+         [--threads 2] [--repeats 5] [--quick] [--work build/llama] [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
 
@@ -34,15 +34,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
           "135m": (576, 30, 9, 3, 64, 1536, 49152),
           "500m": (896, 24, 14, 2, 64, 4864, 151936)}
-# The peer's file; it always rounds inputs to bf16 where weights are bf16.
-PEER = {"bf16": "bf16", "bf16-inputs": "bf16", "bf16-amx": "bf16", "int8": "q8_0",
-        "int4": "q4_0"}
-# What cpu_bench is told, and whose peak in kernels_bench's limits is the limit.
-FLAGS = {"bf16": [], "bf16-inputs": ["--activations", "bf16"],
-         "bf16-amx": ["--activations", "bf16-amx"],
-         "int8": ["--quantization", "int8"], "int4": ["--quantization", "int4"]}
-PEAK = {"bf16": "fma", "bf16-inputs": "pairs", "bf16-amx": "tiles", "int8": "dot",
-        "int4": "dot"}
+# The peer's file.
+PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+# Bytes of a number in layers and in the head.
+BYTES = {"bf16": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
+# Whose peak in kernels_bench's limits is that of chains with these inputs.
+PEAK = {"f32": "fma", "bf16": "pairs", "bf16-amx": "tiles"}
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 
@@ -53,8 +50,8 @@ def wanted(shape: str, fmt: str, what: str) -> tuple[float, float] | None:
     if what == "batch":
         return (5, 0.6) if shape == "135m" and fmt != "int4" else None
     if what == "prefill":
-        return (1.8, 0.7) if fmt.startswith("bf16") else {"int8": (2.5, 0.5)}.get(fmt)
-    if fmt.startswith("bf16"):
+        return {"bf16": (1.8, 0.7), "int8": (2.5, 0.5)}.get(fmt)
+    if fmt == "bf16":
         return (2.0, 0.75) if shape == "135m" else (1.4, 0.85)
     return 2.0, 0.8
 
@@ -63,7 +60,7 @@ def has_goal(shape: str, fmt: str, what: str, at: int) -> bool:
     """Quantised weights are wanted to be fast at short contexts."""
     short = at <= (512 if what == "prefill" else 128)
     return (wanted(shape, fmt, what) is not None
-            and (fmt.startswith("bf16") or what == "batch" or short))
+            and (fmt == "bf16" or what == "batch" or short))
 
 
 def say(text: str) -> None:
@@ -225,11 +222,12 @@ def peer_batch(binaries, model, threads: int, count: int) -> float:
     return lines[-1]["speed_tg"]
 
 
-def ours(binaries, model, threads: int, repeats: int, fmt: str, what: str,
+def ours(binaries, model, threads: int, repeats: int, fmt: str, dtype: str, what: str,
          at: int) -> float:
     flags = {"prefill": "", "decode": "", "batch": ""} | {what: str(at)}
+    quantised = [] if fmt == "bf16" else ["--quantization", fmt]
     out = run([binaries / "cpu_bench", "--model", model, "--threads", threads,
-               "--repeats", repeats, *FLAGS[fmt],
+               "--repeats", repeats, *quantised, "--activations", dtype,
                "--prefill", flags["prefill"], "--decode", flags["decode"],
                "--batch", flags["batch"]])
     return json.loads(out.splitlines()[-1])["tokens_per_second"]
@@ -243,19 +241,17 @@ class Work:
         self.layer_numbers = layers * ((heads + 2 * kv_heads) * dim * hidden
                                        + heads * dim * hidden + 3 * wide * hidden)
         self.head_numbers = vocab * hidden
-        each = {"bf16": (2.0, 2.0), "bf16-inputs": (2.0, 2.0),
-                "bf16-amx": (2.0, 2.0),
-                "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32)}
-        self.weight_bytes = (self.layer_numbers * each[fmt][0]
-                             + self.head_numbers * each[fmt][1])
+        self.quantised = fmt != "bf16"
+        of_layers, of_head = BYTES[fmt]
+        self.weight_bytes = self.layer_numbers * of_layers + self.head_numbers * of_head
         self.kv_bytes = 2 * layers * kv_heads * dim * 2  # of a position, bf16
         self.attention_flops = 4 * layers * heads * dim  # of a position and key
 
-    def limit(self, what: str, at: int, fmt: str, limits: dict, read: float) -> float:
+    def limit(self, what: str, at: int, dtype: str, limits: dict, read: float) -> float:
         """Tokens/s if nothing but the slower of arithmetic and reading counted."""
-        dot = max(limits[PEAK[fmt]], limits["fma"])  # pairs may be slower than FMA
-        # Attention: of chains with a bf16 cache.
-        attend = dot if fmt.startswith("bf16-") else limits["fma"]
+        # Attention: of chains with a bf16 cache. Pairs may be slower than FMA.
+        attend = max(limits[PEAK[dtype]], limits["fma"])
+        dot = limits["dot"] if self.quantised else attend
         if what == "prefill":
             attention = self.attention_flops * at * (at + 1) / 2 / attend
             products = 2 * self.layer_numbers * at / dot
@@ -273,8 +269,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="135m,500m")
-    parser.add_argument("--formats", default="bf16,bf16-inputs,int8,int4",
-                        help="and bf16-amx")
+    parser.add_argument("--formats", default="bf16,int8,int4")
+    parser.add_argument("--activation-dtype", default="f32", choices=PEAK)
     parser.add_argument("--work-items", default="prefill:512,prefill:2048,decode:128,"
                         "decode:2048,batch:16,batch:32")
     parser.add_argument("--threads", type=int, default=2)
@@ -311,7 +307,7 @@ def main() -> None:
                                          args.threads, "--quick", "--limits", size]
                                         ).splitlines()[-1])
                 mine = ours(args.binaries, args.work / shape, args.threads, args.repeats,
-                            fmt, what, at)
+                            fmt, args.activation_dtype, what, at)
                 model = args.work / f"{shape}.{PEER[fmt]}.gguf"
                 if what == "batch":
                     theirs = peer_batch(peer, model, args.threads, at)
@@ -319,18 +315,20 @@ def main() -> None:
                     prompt, steps, depth = (at, 0, 0) if what == "prefill" else (0, 32, at)
                     theirs = peer_bench(peer, model, args.threads, args.repeats, prompt,
                                         steps, depth)
-                limit = work.limit(what, at, fmt, limits, limits[str(size)])
+                limit = work.limit(what, at, args.activation_dtype, limits,
+                                   limits[str(size)])
                 goals = (wanted(shape, fmt, what) if has_goal(shape, fmt, what, at) else None)
                 ratio = f"{goals[0]:g}" if goals else ""
                 share = f"{100 * goals[1]:.0f} %" if goals else ""
-                if what == "prefill" and fmt.startswith("bf16-"):
-                    of_fma = mine / work.limit(what, at, "bf16", limits, 0)
+                if what == "prefill" and fmt == "bf16" and args.activation_dtype != "f32":
+                    of_fma = mine / work.limit(what, at, "f32", limits, 0)
                     share += f" of FMA's; is {100 * of_fma:.0f} %"
                 print(f"| {shape} | {fmt} | {what} {at} | {mine:.4g} | {theirs:.4g} | "
                       f"{mine / theirs:.2f} | {ratio} | {limit:.4g} | "
                       f"{100 * mine / limit:.0f} % | {share} |", flush=True)
     load = os.getloadavg()
-    print(f"\n{args.threads} threads, medians of {args.repeats}; load averages at the end "
+    print(f"\n--activation-dtype {args.activation_dtype}, {args.threads} threads, medians "
+          f"of {args.repeats}; load averages at the end "
           f"{load[0]:.1f}, {load[1]:.1f}, {load[2]:.1f}.")
 
 

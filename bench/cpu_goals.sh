@@ -9,10 +9,10 @@
 #
 # --work holds llama.cpp's build and the models (build/llama); --no-amx builds
 # llama.cpp without AMX, where its kernels end with an illegal instruction;
-# --activation-dtype is one for all of Tandem's figures (f32 and bf16).
+# --activation-dtype (f32) is one for all of Tandem's figures.
 source "$(dirname "$0")/../scripts/lib.sh"
 
-THREADS=2 WORK=$BUILD/llama AMX=() INPUTS=() FORMATS=() SERVER=()
+THREADS=2 WORK=$BUILD/llama AMX=() INPUTS=() DTYPE=()
 while [ $# -gt 0 ]; do
   case $1 in
     --threads) THREADS=${2:?} && shift 2 ;;
@@ -20,12 +20,12 @@ while [ $# -gt 0 ]; do
     --no-amx) AMX=(--no-amx) && shift ;;
     --activation-dtype)
       case ${2:?} in
-        f32) FORMATS=(--formats bf16,int8,int4) ;;
-        bf16) FORMATS=(--formats bf16-inputs,int8,int4) INPUTS=(--bf16-inputs) ;;
-        bf16-amx) FORMATS=(--formats bf16-amx,int8,int4) INPUTS=(--bf16-amx-inputs) ;;
+        f32) ;;
+        bf16) INPUTS=(--bf16-inputs) ;;
+        bf16-amx) INPUTS=(--bf16-amx-inputs) ;;
         *) die "--activation-dtype '$2': one of f32, bf16, bf16-amx" ;;
       esac
-      SERVER=(--activation-dtype "$2") && shift 2
+      DTYPE=(--activation-dtype "$2") && shift 2
       ;;
     -h | --help) sed -n '3,12s/^# \{0,1\}//p' "$0" && exit 0 ;;
     *) die "unknown argument '$1' (--threads, --work, --no-amx, --activation-dtype)" ;;
@@ -42,7 +42,7 @@ for weights in bf16 int8 int4; do
 done
 printf '```\n\n## Engine\n\n'
 "$PYTHON" "$ROOT/bench/compare_llama.py" --quick --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}" "${FORMATS[@]}"
+  --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
 printf '\n## Whole system\n\n'
 "$PYTHON" "$ROOT/bench/system_goals.py" --quick --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}" "${SERVER[@]}"
+  --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
