@@ -16,6 +16,7 @@
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
 #include "kernels/cpu/dot-inl.h"
+#include "kernels/cpu/quantise-inl.h"
 // clang-format on
 
 #include <algorithm>
@@ -45,60 +46,6 @@ inline constexpr int kStreamRows = kReadsBytes<read> ? 5 : 3;
 inline constexpr int kReadyRows = 24;
 // As much of the rows' codes as stays in the second-level cache.
 inline constexpr int64_t kCodeCacheBytes = int64_t{1} << 20;
-
-// ---- Quantising activations.
-
-HWY_INLINE void QuantiseGroup(const float* x, int8_t* codes, float* scale,
-                              int32_t* minus) {
-  const F32 d;
-  const I32 di;
-  VecI most = hn::Zero(di);
-#pragma GCC unroll 4
-  for (int i = 0; i < kCodeGroup; i += kLanes) {
-    most = hn::Max(most, hn::And(hn::BitCast(di, hn::LoadU(d, x + i)),
-                                 hn::Set(di, 0x7fffffff)));
-  }
-  const VectorQuantiser quantiser(
-      DType::kInt8, static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, most)))
-                        << 1);
-  *scale = quantiser.scale;
-  if (quantiser.inverse == 0) {
-    std::memset(codes, 0, kCodeGroup);
-    *minus = 0;
-    return;
-  }
-  VecI sum = hn::Zero(di);
-#pragma GCC unroll 4
-  for (int i = 0; i < kCodeGroup; i += kLanes) {
-    const VecI code = hn::NearestInt(
-        hn::Mul(hn::LoadU(d, x + i), hn::Set(d, quantiser.inverse)));
-    sum = hn::Add(sum, code);
-    const hn::Rebind<int8_t, I32> d8;
-    hn::StoreU(hn::DemoteTo(d8, code), d8, codes + i);
-  }
-  *minus = -128 * hn::GetLane(hn::SumOfLanes(di, sum));
-}
-
-void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
-  for (int piece = 0; piece < RowPieces(k); ++piece) {
-    RowPiece& to = out[piece * stride];
-    const int begin = PieceBegin(k, piece) * kCodeInputs;
-    const int groups = 2 * (PieceBegin(k, piece + 1) - PieceBegin(k, piece));
-    for (int group = 0; group < groups; ++group) {
-      const int at = begin + group * kCodeGroup;
-      const float* from = x + at;
-      alignas(64) float copy[kCodeGroup];
-      if (at + kCodeGroup > k) {
-        const int valid = std::max(0, k - at);
-        std::fill(copy, copy + kCodeGroup, 0.0f);
-        if (valid > 0) std::copy(from, from + valid, copy);
-        from = copy;
-      }
-      QuantiseGroup(from, to.codes + group * kCodeGroup, &to.scales[group],
-                    &to.minus[group]);
-    }
-  }
-}
 
 // ---- Products.
 
