@@ -119,10 +119,10 @@ inline void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
     const int end = PieceBegin(k, piece + 1) * kCodeInputs;
     // A piece's last groups may be the next one's; nothing reads them here.
     for (int at = begin; at < end; at += kTogether) {
+      const int valid = std::min(kTogether, k - at);
       const float* from = x + at;
       alignas(64) float copy[kTogether];
-      if (at + kTogether > k) {
-        const int valid = std::max(0, k - at);
+      if (valid < kTogether) {
         std::copy_n(from, valid, copy);
         std::fill(copy + valid, copy + kTogether, 0.0f);
         from = copy;
@@ -130,7 +130,7 @@ inline void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
       const int group = (at - begin) / kCodeGroup;
       QuantiseGroups({from, from + kCodeGroup, from + 2 * kCodeGroup,
                       from + 3 * kCodeGroup},
-                     to.codes + at - begin, to.scales + group,
+                     to.codes + (at - begin), to.scales + group,
                      to.minus + group);
     }
   }
