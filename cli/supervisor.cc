@@ -195,8 +195,9 @@ absl::Status Supervisor::Died(Child* child, int wait_status) {
       (first && (code == kExitFailed || code == kCannotBeExecuted));
   if (child->deaths >= kMaxDeaths || hopeless) {
     child->held = false;
-    return absl::AbortedError(
-        absl::StrCat(child->spec.name, " ", how, ": ", child->last_line));
+    const std::string why =
+        absl::StrCat(child->spec.name, " ", how, ": ", child->last_line);
+    return code == kExitUsage ? UsageError(why) : absl::AbortedError(why);
   }
   PassHeld(child);
   ++restarts_;

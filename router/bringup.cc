@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
-#include "common/error.h"
 #include "common/flight_recorder.h"
+#include "common/lifecycle.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "router/process.h"
@@ -116,9 +116,9 @@ absl::Status Process::StartAccess() {
       if (!key.empty() && key.find_first_of(" \t\r\n") == std::string::npos) {
         continue;
       }
-      return MakeError(absl::StatusCode::kInvalidArgument, "API_KEYS",
-                       "--api-key (or TANDEM_API_KEY) is empty, or has a "
-                       "space in it: no client can send that");
+      return UsageError(
+          "--api-key (or TANDEM_API_KEY) is empty, or has a space in it: no "
+          "client can send that");
     }
     if (!flags_.api_keys.empty()) {
       access_->Install(Access::SharedKeys(flags_.api_keys));
@@ -126,8 +126,7 @@ absl::Status Process::StartAccess() {
     return absl::OkStatus();
   }
   if (!flags_.api_keys.empty()) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "API_KEYS",
+    return UsageError(
         "--api-key (or TANDEM_API_KEY) and --api-keys-file exclude each "
         "other: put the key into the file");
   }

@@ -44,7 +44,7 @@ absl::StatusOr<std::optional<DType>> ParseDType(const std::string& flag,
   if (value == "f32" || value == "float32") return DType::kF32;
   if (value == "bf16" || value == "bfloat16") return DType::kBF16;
   if (value == "f16" || value == "float16") return DType::kF16;
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat(flag, " is '", value, "', expected auto, f32, bf16 or f16"));
 }
 
@@ -56,7 +56,7 @@ absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
   absl::StatusOr<std::optional<DType>> type =
       ParseDType("--kv-cache-dtype", value);
   if (type.ok()) return type;
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat("--kv-cache-dtype is '", value,
                    "', expected auto, f32, bf16, f16, fp8, int8 or int4"));
 }
@@ -67,9 +67,8 @@ absl::StatusOr<std::optional<DType>> ParseQuantization(
   for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
     if (value == kernels::Name(type)) return std::optional<DType>(type);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(flag), " is '", value,
-                   "', expected none, fp8, int8 or int4"));
+  return UsageError(absl::StrCat(std::string(flag), " is '", value,
+                                 "', expected none, fp8, int8 or int4"));
 }
 
 // What a GPU computes in: as the flag says, else as the checkpoint does.
@@ -107,7 +106,7 @@ absl::StatusOr<CpuInputs> ActivationsOnCpu(const WorkerFlags& flags,
   if (HasBf16Products(quantisation, keeps_f32) || kv_dtype == DType::kBF16) {
     return amx ? CpuInputs::kBf16Amx : CpuInputs::kBf16;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return UsageError(absl::StrCat(
       "--activation-dtype ", flags.activation_dtype,
       " is for weights or a KV cache in bf16; here they are ",
       std::string(kernels::Name(quantisation.value_or(DType::kF32))), " and ",
@@ -154,7 +153,7 @@ absl::StatusOr<std::vector<std::string>> Ways(const std::string& handoff,
   }
   if (handoff == "nccl") {
     if (on_gpu) return List{"nccl", "grpc"};
-    return absl::InvalidArgumentError(
+    return UsageError(
         "--handoff nccl needs a GPU: see the log's line 'device'");
   }
   return List{handoff};
@@ -241,7 +240,7 @@ absl::Status StartOffload(const WorkerFlags& flags, Loop* loop,
   options.owner_share = flags.tenant_cache_share;
   const bool with_file = flags.kv_offload_file_bytes > 0;
   if (options.memory_blocks == 0 || (with_file && options.file_blocks == 0)) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat(options.memory_blocks == 0 ? "--kv-offload-bytes is "
                                                 : "--kv-offload-file-bytes is ",
                      options.memory_blocks == 0 ? flags.kv_offload_bytes
@@ -367,13 +366,13 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!draft_quantisation.ok()) return draft_quantisation.status();
   const engine::Speculation& speculation = speculative->speculation;
   if (speculation.num_tokens > 0 && role != v1::WORKER_ROLE_DECODE) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "--speculative-config is for decode workers: a prefill worker draws "
         "one token of each sequence");
   }
 
   if (speculation.num_tokens > 0 && flags.kv_cache == "off") {
-    return absl::InvalidArgumentError(
+    return UsageError(
         "--speculative-config and --kv-cache off exclude each other: guesses "
         "are verified behind positions that the cache holds");
   }
@@ -388,6 +387,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   absl::StatusOr<engine::ModelSpec> spec =
       engine::LoadModelSpec(flags.model_dir);
   if (!spec.ok()) return spec.status();
+  const absl::Status length = CheckMaxModelLen(flags, *spec);
+  if (!length.ok()) return length;
   absl::StatusOr<engine::Checkpoint> checkpoint =
       engine::Checkpoint::Open(flags.model_dir);
   if (!checkpoint.ok()) return checkpoint.status();
@@ -409,9 +410,14 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!opened.ok()) return opened.status();
   parts.backend = std::move(opened->backend);
   if (opened->is_cuda() && flags.activation_dtype != "auto") {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("--activation-dtype is ", flags.activation_dtype,
                      ", which is for CPUs: on a GPU --dtype says it"));
+  }
+  if (!opened->is_cuda() && *kv_flag == DType::kF16) {
+    return UsageError(
+        "--kv-cache-dtype f16 is for GPUs: on a CPU f32, bf16, fp8, int8 or "
+        "int4");
   }
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
@@ -432,7 +438,7 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   parts.slab_bytes = SlabBytes(flags, opened->is_cuda());
   // Slabs lie side by side, and devices copy 16 bytes at a time.
   if (parts.slab_bytes < kMinSlabBytes || parts.slab_bytes % 16 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return UsageError(absl::StrCat(
         "--handoff-slab-bytes is ", parts.slab_bytes,
         ", expected 0 or a multiple of 16, at least ", kMinSlabBytes));
   }

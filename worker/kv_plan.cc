@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/lifecycle.h"
 #include "engine/engine.h"
 #include "engine/model/layer_parts.h"
 #include "kernels/backend.h"
@@ -97,6 +98,14 @@ absl::Status CheckWeights(int64_t bytes, const HostMemory& host) {
       "what `tandem plan` says"));
 }
 
+absl::Status CheckMaxModelLen(const WorkerFlags& flags,
+                              const engine::ModelSpec& spec) {
+  if (flags.max_model_len <= spec.max_positions) return absl::OkStatus();
+  return UsageError(absl::StrCat("--max-model-len ", flags.max_model_len,
+                                 " is more than the model's ",
+                                 spec.max_positions, " positions"));
+}
+
 absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               const engine::ModelSpec& spec,
                               kernels::DType kv_dtype,
@@ -113,14 +122,10 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
                               (draft.num_blocks == 0 ? draft.block_bytes : 0);
   const int64_t draft_bytes = draft.block_bytes * draft.num_blocks;
   KvPlan plan;
-  plan.max_model_len = flags.max_model_len > 0
-                           ? std::min(flags.max_model_len, spec.max_positions)
-                           : spec.max_positions;
-  if (flags.max_model_len > spec.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--max-model-len ", flags.max_model_len, " is more than the model's ",
-        spec.max_positions, " positions"));
-  }
+  const absl::Status length = CheckMaxModelLen(flags, spec);
+  if (!length.ok()) return length;
+  plan.max_model_len =
+      flags.max_model_len > 0 ? flags.max_model_len : spec.max_positions;
   // Positions that one sequence needs room for.
   const auto at_once = [&](int positions) {
     const engine::EngineOptions options{
@@ -139,9 +144,9 @@ absl::StatusOr<KvPlan> PlanKv(const WorkerFlags& flags,
   const int most_blocks = static_cast<int>(
       INT_MAX / (flags.block_size * int64_t{layers.parts.count()}));
   if (flags.num_blocks > most_blocks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--num-kv-blocks ", flags.num_blocks, ": at most ",
-                     most_blocks, " of ", flags.block_size, " positions"));
+    return UsageError(absl::StrCat("--num-kv-blocks ", flags.num_blocks,
+                                   ": at most ", most_blocks, " of ",
+                                   flags.block_size, " positions"));
   }
   plan.num_blocks = flags.num_blocks;
   if (plan.num_blocks == 0) {

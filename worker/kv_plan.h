@@ -57,6 +57,10 @@ struct KvPlan {
   int max_model_len = 0;
 };
 
+// A usage error where --max-model-len is more than the model has positions.
+absl::Status CheckMaxModelLen(const WorkerFlags& flags,
+                              const engine::ModelSpec& spec);
+
 // With a window of all layers (engine::EngineOptions) the pool holds what a
 // sequence has at once, not all of it. Without `gpu` the default is 1 GiB, or
 // what `host` has left.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
+#include "common/lifecycle.h"
 #include "common/log.h"
 
 namespace tandem::worker {
@@ -13,15 +14,15 @@ namespace {
 absl::StatusOr<int> SlotsFor(const AdapterFlags& flags) {
   const size_t modules = flags.modules.size();
   if (modules > kMaxAdapters) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--lora-modules names ", modules, " adapters, at most ",
-                     kMaxAdapters, " are served"));
+    return UsageError(absl::StrCat("--lora-modules names ", modules,
+                                   " adapters, at most ", kMaxAdapters,
+                                   " are served"));
   }
   if (flags.max_loras == 0) return static_cast<int>(modules);
   if (static_cast<size_t>(flags.max_loras) < modules) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--max-loras is ", flags.max_loras, ", and --lora-modules names ",
-        modules, " adapters: raise it, or name fewer"));
+    return UsageError(absl::StrCat("--max-loras is ", flags.max_loras,
+                                   ", and --lora-modules names ", modules,
+                                   " adapters: raise it, or name fewer"));
   }
   return flags.max_loras;
 }
@@ -45,11 +46,11 @@ absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
   for (const std::string& module : flags.modules) {
     const size_t equals = module.find('=');
     if (equals == module.npos) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--lora-modules is '", module, "', expected NAME=DIRECTORY"));
+      return UsageError(absl::StrCat("--lora-modules is '", module,
+                                     "', expected NAME=DIRECTORY"));
     }
     if (module.substr(0, equals) == model_name) {
-      return absl::InvalidArgumentError(
+      return UsageError(
           absl::StrCat("--lora-modules: '", model_name,
                        "' is the model's own name; requests could not ask for "
                        "both"));

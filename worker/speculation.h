@@ -14,14 +14,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "common/lifecycle.h"
 #include "engine/engine.h"
 
 namespace tandem::worker {
 
 // Of the flag, whose name it says.
 absl::Status InvalidSpeculation(const auto&... parts) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--speculative-config: ", parts...));
+  return UsageError(absl::StrCat("--speculative-config: ", parts...));
 }
 
 // Most guesses of a sequence in a step.

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/http/session.h"
+#include "common/lifecycle.h"
 
 namespace tandem {
 namespace {
@@ -77,8 +78,7 @@ class HttpServer::Impl {
     const auto address = asio::ip::make_address(
         options.host == "localhost" ? "127.0.0.1" : options.host, error);
     if (error) {
-      return MakeError(
-          absl::StatusCode::kInvalidArgument, "BAD_ADDRESS",
+      return UsageError(
           absl::StrCat("--host: ", options.host, " is not an IP address"));
     }
     const tcp::endpoint endpoint(address,

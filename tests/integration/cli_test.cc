@@ -485,6 +485,20 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
         "tandem-decode --router 127.0.0.1:1 --block-size 10 " + EmbeddedModel(),
         "tandem-decode --router 127.0.0.1:1 --kv-offload-path x " +
             EmbeddedModel(),
+        "tandem-decode --router 127.0.0.1:1 --speculative-config '{}' " +
+            EmbeddedModel(),
+        "tandem-decode --router 127.0.0.1:1 --max-model-len 1000000 " +
+            EmbeddedModel(),
+        "tandem-decode --router 127.0.0.1:1 --device cpu --kv-cache-dtype "
+        "f16 " +
+            EmbeddedModel(),
+        "tandem-prefill --router 127.0.0.1:1 --max-loras 1 --lora-modules a=/x "
+        "--lora-modules b=/y " +
+            EmbeddedModel(),
+        "tandem-router --api-key a --api-keys-file /x " + EmbeddedModel(),
+        "tandem-router --host 300.1.1.1 " + EmbeddedModel(),
+        "tandem serve --max-model-len 1000000 " + EmbeddedModel(),
+        "tandem plan --max-model-len 1000000 " + EmbeddedModel(),
         "tandem-router --ssl-certfile x " + EmbeddedModel()}) {
     const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
     EXPECT_EQ(result.code, 2) << command << ": " << result.output;
