@@ -5,8 +5,10 @@ llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
 bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the other on the
 same threads, figure by figure; every one is the median of --repeats runs after a
-warm-up. llama.cpp's batched figures are one run of 32 steps. It always rounds the inputs
-of bf16 weights to bf16; Tandem's are --activation-dtype, one for all rows.
+warm-up, Tandem's beside the mean of the limits right before and after it: on some hosts
+memory gives half as much from one second to the next. llama.cpp's batched figures are
+one run of 32 steps. llama.cpp always rounds the inputs of bf16 weights to bf16; Tandem's
+are --activation-dtype, one for all rows.
 
 Beside each ratio and share stands what is wanted of it, where something is:
 --quick measures these rows alone, with two repeats unless told otherwise.
@@ -233,6 +235,12 @@ def ours(binaries, model, threads: int, repeats: int, fmt: str, dtype: str, what
     return json.loads(out.splitlines()[-1])["tokens_per_second"]
 
 
+def measure_limits(binaries, threads: int, size: int) -> dict:
+    """Peaks, and the read bandwidth over `size` bytes."""
+    out = run([binaries / "kernels_bench", "--threads", threads, "--quick", "--limits", size])
+    return json.loads(out.splitlines()[-1])
+
+
 class Work:
     """What one step reads and computes, by the shape's arithmetic."""
 
@@ -303,11 +311,11 @@ def main() -> None:
                     continue
                 if args.quick and not has_goal(shape, fmt, what, at):
                     continue
-                limits = json.loads(run([args.binaries / "kernels_bench", "--threads",
-                                         args.threads, "--quick", "--limits", size]
-                                        ).splitlines()[-1])
+                before = measure_limits(args.binaries, args.threads, size)
                 mine = ours(args.binaries, args.work / shape, args.threads, args.repeats,
                             fmt, args.activation_dtype, what, at)
+                after = measure_limits(args.binaries, args.threads, size)
+                limits = {key: (before[key] + after[key]) / 2 for key in before}
                 model = args.work / f"{shape}.{PEER[fmt]}.gguf"
                 if what == "batch":
                     theirs = peer_batch(peer, model, args.threads, at)
