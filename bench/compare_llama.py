@@ -15,7 +15,8 @@ Beside each ratio and share stands what is wanted of it, where something is:
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
          [--formats bf16,int8,int4] [--activation-dtype f32|bf16|bf16-amx]
-         [--threads 2] [--repeats 5] [--quick] [--work build/llama] [--binaries build/release/bin] [--no-amx]
+         [--threads 2] [--repeats 5] [--quick] [--work build/llama]
+         [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
 
