@@ -126,6 +126,11 @@ void CommandLine::Add(const std::string& name, bool* value,
             .default_text = *value ? "on" : "off",
             .text = [value] { return *value ? "on" : "off"; }};
   flag.option = app_->add_flag("--" + name + ",!--no-" + name, *value);
+  flag.option->check([](const std::string& text) -> std::string {
+    bool parsed = false;
+    if (CLI::detail::lexical_cast(text, parsed)) return "";
+    return absl::StrCat("'", text, "' is neither on nor off");
+  });
   if (environment_) flag.environment = EnvironmentName(name);
   flags_.push_back(std::move(flag));
 }

@@ -156,9 +156,12 @@ void CheckPairs(const v1::GetClusterStateResponse& state, Checks* checks) {
 void CheckCluster(const v1::GetClusterStateResponse& state,
                   const std::function<std::string(const std::string&)>& reach,
                   Checks* checks) {
-  bool decode = false;
+  bool decode = false, takes_requests = false;
   for (const v1::WorkerStatus& worker : state.workers()) {
-    decode = decode || worker.hello().role() == v1::WORKER_ROLE_DECODE;
+    if (worker.hello().role() == v1::WORKER_ROLE_DECODE) {
+      decode = true;
+      takes_requests = takes_requests || worker.placeable();
+    }
     CheckWorker(worker, reach(worker.hello().worker().endpoint()), checks);
   }
   for (const v1::RejectedWorker& worker : state.rejected()) {
@@ -169,6 +172,10 @@ void CheckCluster(const v1::GetClusterStateResponse& state,
     checks->push_back({Verdict::kFail, "workers",
                        "no decode worker is registered: start one with "
                        "--router at this router's internal port"});
+  } else if (!takes_requests) {
+    checks->push_back({Verdict::kFail, "workers",
+                       "no decode worker takes new requests: see each one's "
+                       "line, or start another"});
   }
   if (state.draining()) {
     checks->push_back({Verdict::kWarn, "router",

@@ -81,7 +81,7 @@ absl::Status CheckFormats(const PlanInput& input,
   const std::optional<DType> quantisation =
       explain::NamedType(input.quantization);
   if (quantisation && QuantisedAlready(input)) {
-    return absl::InvalidArgumentError(
+    return UsageError(
         absl::StrCat("the checkpoint is quantised already; leave out "
                      "--quantization ",
                      input.quantization));
@@ -92,18 +92,17 @@ absl::Status CheckFormats(const PlanInput& input,
         (quantisation == DType::kInt8 || quantisation == DType::kInt4) &&
         input.spec.routes.experts == 0;
     if (formats.weights == DType::kF16 && !all_codes) {
-      return absl::InvalidArgumentError(
-          "--dtype is f16, expected auto, f32 or bf16 on a CPU");
+      return UsageError("--dtype is f16, expected auto, f32 or bf16 on a CPU");
     }
     if (formats.kv != DType::kF16) return absl::OkStatus();
-    return absl::InvalidArgumentError(
+    return UsageError(
         "KV cache type is f16, expected f32, bf16, fp8, int8 or int4 on a CPU");
   }
   if (formats.weights == DType::kF32 || formats.kv == formats.weights ||
       kernels::IsQuantised(formats.kv)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
+  return UsageError(
       absl::StrCat("KV cache type is ", std::string(kernels::Name(formats.kv)),
                    ", expected fp8, int8, int4 or the activations' ",
                    std::string(kernels::Name(formats.weights)), " on a GPU"));

@@ -238,7 +238,8 @@ TEST(FlagsTest, TheEnvironmentGivesListsAndWhatIsNotItsIsLeftAlone) {
   CaptureStderr();
   EXPECT_EQ(wrong.Parse({}), 2);
   EXPECT_THAT(GetCapturedStderr(),
-              HasSubstr("tandem-x: TANDEM_PREFIX_CACHE: "));
+              HasSubstr("tandem-x: TANDEM_PREFIX_CACHE: 'perhaps' is neither "
+                        "on nor off (see"));
   for (const char* name :
        {"TANDEM_ROUTERS", "TANDEM_JSON", "TANDEM_PREFIX_CACHE"}) {
     unsetenv(name);
@@ -255,6 +256,7 @@ TEST(FlagsTest, WrongUseIsOneLineAndExitCode2) {
       {{"--no-prefix-cach"}, "did you mean --no-prefix-cache?"},
       {{"--handof=shm"}, "unknown flag --handof; did you mean --handoff?"},
       {{"--completely-else"}, "unknown flag --completely-else (see"},
+      {{"--prefix-cache=perhaps"}, "'perhaps' is neither on nor off"},
       {{"one", "two"}, "unexpected argument two"},
       {{"--port", "65536"}, "'65536' is not a whole number from 0 to 65535"},
       {{"--port", "-1"}, "'-1' is not a whole number from 0 to 65535"},

@@ -122,16 +122,16 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
        "1 requests wait though a decode worker has room", "too long"},
       {"a worker that is avoided",
        [](State* s) {
-         s->mutable_workers(1)->set_placeable(false);
-         s->mutable_workers(1)->set_reason("avoided: connection refused");
+         s->mutable_workers(0)->set_placeable(false);
+         s->mutable_workers(0)->set_reason("avoided: connection refused");
        },
-       "d0", "avoided: connection refused", "last log line"},
+       "p0", "avoided: connection refused", "last log line"},
       {"a cordoned worker",
        [](State* s) {
-         s->mutable_workers(1)->set_placeable(false);
-         s->mutable_workers(1)->set_reason("cordoned");
+         s->mutable_workers(0)->set_placeable(false);
+         s->mutable_workers(0)->set_reason("cordoned");
        },
-       "d0", "cordoned", "tandem uncordon"},
+       "p0", "cordoned", "tandem uncordon"},
       {"a silent worker",
        [](State* s) {
          s->mutable_workers(0)->mutable_load_age()->set_seconds(3);
@@ -176,6 +176,18 @@ TEST(DoctorTest, AnEndpointThatCannotBeReachedSaysWhy) {
   const Checks wrong = Wrong(All(Healthy(), "TLS: certificate has expired"));
   ASSERT_EQ(wrong.size(), 2u);
   EXPECT_TRUE(absl::StrContains(wrong[0].text, "certificate has expired"));
+}
+
+TEST(DoctorTest, WithoutADecodeWorkerThatTakesRequestsItFails) {
+  v1::GetClusterStateResponse state = Healthy();
+  state.mutable_workers(1)->set_placeable(false);
+  state.mutable_workers(1)->set_reason("cordoned");
+  const Checks wrong = Wrong(All(state));
+  ASSERT_EQ(wrong.size(), 2u);
+  EXPECT_EQ(wrong[0].verdict, Verdict::kWarn);
+  EXPECT_EQ(wrong[1].verdict, Verdict::kFail);
+  EXPECT_EQ(wrong[1].what, "workers");
+  EXPECT_TRUE(absl::StrContains(wrong[1].text, "takes new requests"));
 }
 
 TEST(DoctorTest, SequencesWithoutAStepAreAWedge) {
