@@ -35,12 +35,17 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
 absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {
   // What Tandem refuses has a reason; gRPC's own failures have none.
   if (!ErrorReason(status).empty()) return status;
-  if (absl::IsUnimplemented(status)) {
-    return absl::UnimplementedError(absl::StrCat(
-        flags.address,
-        " is another port of a cluster: --router is the router's gRPC port, ",
-        kDefaultRouter, " unless changed, and --admin its admin port, ",
-        kDefaultAdmin));
+  // An HTTP port answers, in a language that gRPC only names.
+  const bool http = absl::IsUnavailable(status) &&
+                    absl::StrContains(status.message(), "http1.x server");
+  if (absl::IsUnimplemented(status) || http) {
+    return absl::Status(
+        status.code(),
+        absl::StrCat(
+            flags.address,
+            http ? " speaks HTTP and no gRPC" : " is another port of a cluster",
+            ": --router is the router's gRPC port, ", kDefaultRouter,
+            " unless changed, and --admin its admin port, ", kDefaultAdmin));
   }
   if (!absl::IsUnavailable(status)) return status;
   absl::Status told =

@@ -173,6 +173,9 @@ std::string ToJson(const v1::GenerateOnceResponse& response) {
       {"request_id", response.request_id()},
       {"model", response.started().model()},
       {"prompt_token_ids", response.started().prompt_token_ids()},
+      // Drawn where none was asked for.
+      {"seed", response.started().sampling().seed()},
+      {"system_fingerprint", response.started().system_fingerprint()},
       {"usage",
        {{"prompt_tokens", usage.prompt_tokens()},
         {"completion_tokens", usage.completion_tokens()},

@@ -8,6 +8,7 @@
 #define TANDEM_ROUTER_CORE_BINDING_H_
 
 #include <optional>
+#include <string>
 
 #include "tandem/v1/registry.pb.h"
 
@@ -23,6 +24,9 @@ class Binding {
   void Leave();
   // The client has something of a sequence that is placed: for good.
   void Keep() { kept_ = to_.has_value(); }
+  // "fp_" and 16 hex digits of what sequences are computed with, the adapter
+  // included; empty where none was placed.
+  std::string SystemFingerprint() const;
 
  private:
   std::optional<v1::WorkerHello> to_;  // only what Allows reads

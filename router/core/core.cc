@@ -104,7 +104,8 @@ void RouterCore::Submit(AdmittedRequest admitted,
     effective.request_id = Uuid(random_);
   }
   if (!effective.sampling.has_seed()) {
-    effective.sampling.set_seed(random_->Next());
+    // Whole in a double, as JSON's numbers are to many clients.
+    effective.sampling.set_seed(random_->Next() >> 11);
   }
   if (admitted.deadline <= absl::ZeroDuration()) {
     admitted.deadline = options_.default_deadline;

@@ -86,8 +86,10 @@ void Request::NoteFresh(int fresh, bool decoded, absl::Time now) {
 }
 
 void Request::SayStarted() {
+  if (output_.started()) return;
   output_.Started(effective_.request_id, context_.options->model,
-                  static_cast<int>(prompt_.size()), cached_tokens_.value_or(0));
+                  static_cast<int>(prompt_.size()), cached_tokens_.value_or(0),
+                  binding_->SystemFingerprint());
 }
 
 void Request::Pause() {

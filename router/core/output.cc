@@ -45,7 +45,8 @@ Output::Output(const EffectiveRequest& request,
 }
 
 void Output::Started(std::string request_id, const std::string& model,
-                     int prompt_tokens, int cached_tokens) {
+                     int prompt_tokens, int cached_tokens,
+                     std::string system_fingerprint) {
   if (std::exchange(started_, true)) return;
   v1::GenerateResponse response;
   response.set_request_id(std::move(request_id));
@@ -53,6 +54,7 @@ void Output::Started(std::string request_id, const std::string& model,
   started->set_model(model);
   started->set_prompt_tokens(prompt_tokens);
   started->set_cached_tokens(cached_tokens);
+  started->set_system_fingerprint(std::move(system_fingerprint));
   *started->mutable_sampling() = request_.sampling;
   *started->mutable_stopping() = request_.stopping;
   *started->mutable_output() = request_.output;

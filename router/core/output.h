@@ -36,7 +36,8 @@ class Output {
          TextCodec* codec, ClientStream* client, int index = 0);
 
   void Started(std::string request_id, const std::string& model,
-               int prompt_tokens, int cached_tokens);
+               int prompt_tokens, int cached_tokens,
+               std::string system_fingerprint);
   bool started() const { return started_; }
   // The prompt's text; Started sends it where it is to be returned.
   void Echo();

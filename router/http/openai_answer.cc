@@ -137,6 +137,10 @@ std::string OpenAiAnswer::OnStarted(int prompt,
   Prompt& state = prompts_[static_cast<size_t>(prompt)];
   state.prompt_tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
+  state.seed = started.sampling().seed();
+  if (system_fingerprint_.empty()) {
+    system_fingerprint_ = started.system_fingerprint();
+  }
   if (return_token_ids_) state.token_ids = started.prompt_token_ids();
   if (!stream_ || (!chat_ && !return_token_ids_)) return "";
   std::string events;
@@ -337,9 +341,9 @@ void OpenAiAnswer::AddServing(json* answer) const {
     (*answer)["reproducible"] = false;
   }
   // Of several prompts nobody could tell whose it is.
-  if (prompts_.size() == 1 && done.has_work()) {
-    (*answer)["work"] = WorkJson(done.work());
-  }
+  if (prompts_.size() > 1) return;
+  (*answer)["seed"] = prompts_.front().seed;
+  if (done.has_work()) (*answer)["work"] = WorkJson(done.work());
 }
 
 OpenAiAnswer::Choice& OpenAiAnswer::At(int prompt, int index) {
@@ -394,7 +398,9 @@ json OpenAiAnswer::Head(bool chunk) const {
                      : chunk ? "chat.completion.chunk"
                              : "chat.completion"},
           {"created", created_},
-          {"model", model_}};
+          {"model", model_},
+          {"system_fingerprint",
+           system_fingerprint_.empty() ? json() : json(system_fingerprint_)}};
 }
 
 std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {

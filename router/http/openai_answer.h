@@ -65,7 +65,8 @@ class OpenAiAnswer {
     int sequences = 1;
     std::string logprobs;  // vLLM's prompt_logprobs, likewise
     int prompt_tokens = 0;
-    int cached_tokens = 0;     // of them, when computing began
+    int cached_tokens = 0;  // of them, when computing began
+    uint64_t seed = 0;
     nlohmann::json token_ids;  // where asked for
     v1::GenerateDone done;
     std::vector<Choice> choices;
@@ -110,6 +111,7 @@ class OpenAiAnswer {
   const std::string model_;
   const int64_t created_;
   std::string id_;
+  std::string system_fingerprint_;
   std::vector<Prompt> prompts_;
   size_t bytes_ = 0;
 };

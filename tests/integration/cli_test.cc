@@ -95,6 +95,7 @@ class ServeProcess {
   std::string Admin() const {
     return absl::StrCat("--admin 127.0.0.1:", base_ + 2);
   }
+  std::string Http() const { return absl::StrCat("127.0.0.1:", base_ + 1); }
   pid_t pid() const { return pid_; }
   // Processes whose parent is the supervisor.
   std::vector<pid_t> Children() const {
@@ -152,6 +153,24 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
                          " --logit-bias x x 2>/dev/null"))
                 .code,
             2);
+
+  // What was drawn without a seed can be had again by the one it was drawn
+  // with.
+  const auto sampled = [&](const std::string& more) {
+    const Result result =
+        Shell(Tandem("generate " + served.Router() +
+                     " --json --temperature 1.5 --max-tokens 16 --ignore-eos " +
+                     more + " Once 2>/dev/null"));
+    EXPECT_EQ(result.code, 0);
+    return json::parse(result.output);
+  };
+  const json once = sampled("");
+  const json again = sampled("--seed " + once["seed"].dump());
+  EXPECT_EQ(again["seed"], once["seed"]);
+  EXPECT_EQ(again["token_ids"], once["token_ids"]);
+  EXPECT_EQ(again["system_fingerprint"], once["system_fingerprint"]);
+  EXPECT_THAT(again["system_fingerprint"].get<std::string>(),
+              testing::MatchesRegex("fp_[0-9a-f]{16}"));
 
   const Result two =
       Shell(Tandem("generate " + served.Router() +
@@ -229,6 +248,9 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
                 HasSubstr(" is another port of a cluster: --router is"))
         << command;
   }
+  EXPECT_THAT(
+      Shell(Tandem("generate --router " + served.Http() + " hi 2>&1")).output,
+      HasSubstr(" speaks HTTP and no gRPC: --router is"));
   EXPECT_THAT(
       Shell("timeout -s INT 5 " + Cluster::BinaryPath("tandem-decode ") +
             EmbeddedModel() + " --port 0 --router " + router + " 2>&1")
@@ -499,6 +521,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
         "tandem-router --host 300.1.1.1 " + EmbeddedModel(),
         "tandem serve --max-model-len 1000000 " + EmbeddedModel(),
         "tandem plan --max-model-len 1000000 " + EmbeddedModel(),
+        "tandem plan --dtype f16 " + EmbeddedModel(),
         "tandem-router --ssl-certfile x " + EmbeddedModel()}) {
     const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
     EXPECT_EQ(result.code, 2) << command << ": " << result.output;

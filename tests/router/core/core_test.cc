@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/fnv.h"
+#include "router/core/binding.h"
 #include "tests/router/core/core_fixture.h"
 #include "tests/router/world.h"
 
@@ -536,6 +539,32 @@ TEST_F(CoreTest, SequencesMoveOnlyToWorkersOfTheSameResults) {
   w.Decode("d2");
   ASSERT_EQ(w.decodes.size(), 2u);
   EXPECT_EQ(w.decode_ids[1], "d2");
+}
+
+TEST_F(CoreTest, TheSystemFingerprintIsOfWhatGivesTheSameResults) {
+  const auto of = [&](const char* field, const char* value,
+                      const char* adapter) {
+    v1::WorkerHello hello = World::Hello("d", v1::WORKER_ROLE_DECODE);
+    (*hello.mutable_fingerprint())[field] = value;
+    hello.mutable_worker()->set_endpoint("elsewhere:1");
+    v1::AdapterRef ref;
+    ref.set_name(adapter);
+    ref.set_digest(adapter);
+    Binding binding;
+    EXPECT_EQ(binding.SystemFingerprint(), "");
+    binding.Enter(hello, ref);
+    return binding.SystemFingerprint();
+  };
+  // In this order: by name.
+  EXPECT_EQ(of("weights", "w", ""),
+            absl::StrCat("fp_", absl::Hex(Fnv1a("numerics=n\nweights=w\n"),
+                                          absl::kZeroPad16)));
+  const std::set<std::string> all = {
+      of("weights", "w", ""), of("weights", "other", ""),
+      of("numerics", "other", ""), of("weights", "w", "verse")};
+  EXPECT_EQ(all.size(), 4u);
+  EXPECT_EQ(Decoding()->sent[0].started().system_fingerprint(),
+            of("weights", "w", ""));
 }
 
 // It is the prefill worker's, and its client has it.

@@ -290,7 +290,7 @@ TEST(OutputTest, AnEchoMayEndWithinACharacter) {
     std::vector<v1::GenerateResponse> sent;
     KeptEvents client(&sent);
     Output output(request, prompt, &codec, &client);
-    output.Started("r", "tales", static_cast<int>(prompt.size()), 0);
+    output.Started("r", "tales", static_cast<int>(prompt.size()), 0, "");
     for (const int32_t id : answer) {
       v1::Token token;
       token.set_token_id(id);

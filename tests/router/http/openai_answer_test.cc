@@ -47,7 +47,9 @@ std::vector<std::string> Data(const std::string& events) {
 
 constexpr char kStarted[] = R"(
   request_id: "r1"
-  started { model: "tales" prompt_tokens: 5 prompt_token_ids: [7, 8] })";
+  started { model: "tales" prompt_tokens: 5 prompt_token_ids: [7, 8]
+            sampling { seed: 9007199254740991 }
+            system_fingerprint: "fp_1" })";
 constexpr char kDone[] = R"(
   done { usage { prompt_tokens: 5 completion_tokens: 3 total_tokens: 8
                  cached_tokens: 4 accepted_prediction_tokens: 6
@@ -84,6 +86,8 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["created"], 1700);
   EXPECT_EQ(body["model"], "tales");
+  EXPECT_EQ(body["system_fingerprint"], "fp_1");
+  EXPECT_EQ(body["seed"], 9007199254740991);
   EXPECT_EQ(body["usage"],
             json::parse(R"({"prompt_tokens": 5, "completion_tokens": 3,
               "total_tokens": 8, "prompt_tokens_details": {"cached_tokens": 4},
@@ -349,7 +353,8 @@ TEST(OpenAiAnswerTest, AStreamedChat) {
   ASSERT_EQ(start.size(), 1u);
   EXPECT_EQ(json::parse(start[0]), json::parse(R"({
     "id": "chatcmpl-r1", "object": "chat.completion.chunk", "created": 1700,
-    "model": "tales", "usage": null, "choices": [{"index": 0,
+    "model": "tales", "system_fingerprint": "fp_1", "usage": null,
+    "choices": [{"index": 0,
       "delta": {"role": "assistant", "content": ""}, "logprobs": null,
       "finish_reason": null}]})"));
   const std::vector<std::string> delta = Data(answer.Add(0, Event(R"(
@@ -698,6 +703,7 @@ TEST(OpenAiAnswerTest, AnAnswerSaysWhereItCannotBeReproduced) {
       const std::string end = answer.Finish();
       const json body = json::parse(*more == '\0' ? end : Data(end).at(0));
       EXPECT_TRUE(body.contains("timings"));
+      EXPECT_FALSE(body.contains("seed"));  // each prompt has its own
       EXPECT_EQ(body.contains("reproducible"), mixed);
       EXPECT_EQ(body.value("reproducible", true), !mixed);
     }
