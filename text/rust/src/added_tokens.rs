@@ -9,9 +9,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
+use crate::failure::{shorten, Failure, Outcome};
 use crate::template::{parse_object, special_token, TOKEN_NAMES};
-use crate::validate::{shorten, Id};
-use crate::{Failure, Outcome};
+use crate::token_id::Id;
 
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_MAP: &str = "special_tokens_map.json";

@@ -20,8 +20,7 @@ use tokenizers::decoders::wordpiece::cleanup;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::{Decoder, Tokenizer};
 
-use crate::validate::shorten;
-use crate::{Failure, Outcome};
+use crate::failure::{shorten, Failure, Outcome};
 
 /// `SPECIAL`: left out when special tokens are skipped. `PRESENT`: the id has
 /// a token; others (gaps) decode to nothing.

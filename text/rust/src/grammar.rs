@@ -26,12 +26,11 @@ use llguidance::toktrie::{
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{json, Value};
 
+use crate::failure::{shorten, Failure, Kind, Outcome};
 use crate::lark_checks::checked_lark;
 use crate::regex_checks::{anchored, check_patterns, check_regex};
 use crate::structural_tag;
 use crate::tokenizer::TextTokenizer;
-use crate::validate::shorten;
-use crate::{Failure, Kind, Outcome};
 
 /// Longer tokens match nothing: the trie has ten bits for a token's depth.
 const MAX_TOKEN_BYTES: usize = 1000;

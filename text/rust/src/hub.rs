@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use openssl::sha::Sha256;
 
+use crate::failure::{Failure, Kind, Outcome};
 use crate::hub_cache::{disk_failure, settle, Cache};
 use crate::hub_http::{check_repo_id, is_plain, Client, Content, Trouble};
-use crate::{Failure, Kind, Outcome};
 
 /// What the model's shape and formats are read from.
 const CONFIGS: [&str; 3] = ["config.json", "quantize_config.json", "hf_quant_config.json"];

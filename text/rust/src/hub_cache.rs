@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Failure, Kind, Outcome};
+use crate::failure::{Failure, Kind, Outcome};
 
 pub struct Cache {
     root: PathBuf,

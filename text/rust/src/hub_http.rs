@@ -12,7 +12,7 @@ use ureq::http::{Response, StatusCode};
 use ureq::tls::{RootCerts, TlsConfig, TlsProvider};
 use ureq::{Agent, Body};
 
-use crate::{Failure, Kind, Outcome};
+use crate::failure::{Failure, Kind, Outcome};
 
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(30);

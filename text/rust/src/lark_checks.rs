@@ -9,8 +9,8 @@
 
 use std::collections::HashMap;
 
+use crate::failure::{Failure, Outcome};
 use crate::regex_checks::{check_nesting, check_patterns, MAX_REGEX_BYTES};
-use crate::{Failure, Outcome};
 
 /// Rules may name each other in a chain, and compilers recurse along it.
 const MAX_RULES: usize = 5000;

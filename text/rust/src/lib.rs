@@ -15,6 +15,7 @@
 mod added_tokens;
 mod budget;
 mod decode_table;
+mod failure;
 mod hub;
 mod hub_cache;
 mod hub_http;
@@ -27,6 +28,7 @@ mod regex_checks;
 mod sandbox;
 mod structural_tag;
 mod template;
+mod token_id;
 mod tokenizer;
 mod validate;
 
@@ -37,36 +39,10 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use added_tokens::TokenizerFiles;
+use failure::{Failure, Kind, Outcome};
 use grammar::{Grammar, Source, Vocabulary};
 use template::{ChatTemplate, Limits, RenderInput, TemplateFiles};
 use tokenizer::TextTokenizer;
-
-/// Why a call failed; the values are `ErrorKind` of text/ffi.h.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Kind {
-    InvalidArgument = 1,
-    ResourceExhausted = 2,
-    NotFound = 3,
-    Internal = 4,
-    PermissionDenied = 5,
-    Unavailable = 6,
-    DeadlineExceeded = 7,
-}
-
-#[derive(Debug)]
-pub struct Failure {
-    pub kind: Kind,
-    pub message: String,
-}
-
-impl Failure {
-    pub fn invalid(message: impl Into<String>) -> Failure {
-        Failure { kind: Kind::InvalidArgument, message: message.into() }
-    }
-}
-
-pub type Outcome<T> = Result<T, Failure>;
 
 /// Takes bytes that are borrowed for the duration of `put` only.
 #[repr(C)]

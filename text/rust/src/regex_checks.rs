@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::{Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 
 /// Brackets within brackets, of regexes and grammars, and negations of these.
 const MAX_NESTING: usize = 100;

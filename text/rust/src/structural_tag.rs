@@ -11,9 +11,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::failure::{Failure, Outcome};
 use crate::lark_checks::{check_size, checked_lark};
 use crate::regex_checks::{anchored, check_patterns, check_regex};
-use crate::{Failure, Outcome};
 
 /// Of formats within formats; the JSON parser bounds the rest.
 const MAX_DEPTH: usize = 32;

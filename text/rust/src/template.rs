@@ -11,8 +11,8 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
-use crate::validate::shorten;
-use crate::{budget, python_filters, sandbox, Failure, Kind, Outcome};
+use crate::failure::{shorten, Failure, Kind, Outcome};
+use crate::{budget, python_filters, sandbox};
 
 /// See ChatTemplateLimits in text/chat_template.h.
 #[repr(C)]

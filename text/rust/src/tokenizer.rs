@@ -9,8 +9,9 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::added_tokens::{self, Beside, TokenizerFiles};
 use crate::decode_table::DecodeTable;
-use crate::validate::{self, shorten};
-use crate::{quietly, Failure, Kind, Outcome};
+use crate::failure::{shorten, Failure, Kind, Outcome};
+use crate::quietly;
+use crate::validate;
 
 pub struct TextTokenizer {
     inner: Tokenizer,

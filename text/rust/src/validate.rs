@@ -15,9 +15,9 @@ use serde_json::Value;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 use crate::added_tokens::Beside;
-use crate::{Failure, Outcome};
+use crate::failure::{shorten, Failure, Outcome};
+use crate::token_id::{Id, MAX_VOCAB};
 
-pub const MAX_VOCAB: usize = 1 << 20;
 const MAX_MERGES: usize = 1 << 21;
 const MAX_ADDED: usize = 1 << 17;
 /// Bytes of one token. Real ones end near 500 (runs of spaces).
@@ -85,29 +85,6 @@ struct Model {
     continuing_subword_prefix: Option<String>,
     #[serde(default)]
     dropout: Option<f64>,
-}
-
-/// An id in [0, MAX_VOCAB).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Id(pub u32);
-
-impl Id {
-    pub fn new(id: u64) -> Option<Id> {
-        (id < MAX_VOCAB as u64).then_some(Id(id as u32))
-    }
-}
-
-impl<'de> Deserialize<'de> for Id {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
-        let wide = i64::deserialize(deserializer)?;
-        match u32::try_from(wide) {
-            Ok(id) if (id as usize) < MAX_VOCAB => Ok(Id(id)),
-            _ => Err(D::Error::custom(format!(
-                "id {wide} is outside [0, {}]",
-                MAX_VOCAB - 1
-            ))),
-        }
-    }
 }
 
 enum Vocab {
@@ -252,17 +229,6 @@ pub fn check(json: &str, beside: &[Beside]) -> Outcome<Checked> {
         )));
     }
     Ok(checked)
-}
-
-/// Text from a file as part of a message: never long, never with controls.
-pub fn shorten(text: &str) -> String {
-    let mut out: String = text.chars().take(120).flat_map(|c| {
-        if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }
-    }).collect();
-    if text.chars().nth(120).is_some() {
-        out.push_str("...");
-    }
-    out
 }
 
 fn check_model(model: &Model) -> Outcome<()> {
