@@ -88,6 +88,7 @@ absl::Status Process::LoadModel() {
   options.incarnation = random_.Bytes(16);
   options.model = model_->limits().model;
   options.policy = *policy;
+  options.vocabulary = model_->limits().vocabulary_size;
   options.window = model_->window();
   options.some_see_all = model_->some_see_all();
   return absl::OkStatus();

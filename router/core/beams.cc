@@ -20,8 +20,9 @@ constexpr int kTokensPerDelta = 256;
 void Request::OnHypothesis(const v1::DecodedHypothesis& part) {
   const int index = part.index();
   const int known = static_cast<int>(hypotheses_.size());
-  const bool goes_on = index == known - 1 && hypotheses_.back().reason() ==
-                                                 v1::FINISH_REASON_UNSPECIFIED;
+  const bool goes_on =
+      known > 0 && index == known - 1 &&
+      hypotheses_.back().reason() == v1::FINISH_REASON_UNSPECIFIED;
   const bool next = index == known && index < effective_.sampling.n() &&
                     (known == 0 || hypotheses_.back().reason() !=
                                        v1::FINISH_REASON_UNSPECIFIED);

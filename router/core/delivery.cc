@@ -40,6 +40,11 @@ bool Request::Take(const v1::DecodedTokens& tokens, bool decoded) {
           "position ", position, " came where ", next, " was due")));
       return false;
     }
+    if (static_cast<int>(output_tokens_.size()) >=
+        effective_.stopping.max_tokens()) {
+      DecodeLost(absl::InternalError("more tokens came than were asked for"));
+      return false;
+    }
     output_tokens_.push_back(token.token_id());
     ++fresh;
     verdict = output_.Add(token);

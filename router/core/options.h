@@ -17,7 +17,8 @@ struct RouterOptions {
   std::string incarnation;  // 16 bytes
   std::string model;        // served name; workers must serve the same
   Policy policy = Policy::kPrefixAware;
-  int window = 0;  // positions that layers of the model see; 0: all do
+  int vocabulary = 0;  // of the model; 0: not known
+  int window = 0;      // positions that layers of the model see; 0: all do
   bool some_see_all = false;  // of them nevertheless
   // Uncached prompt tokens that the decode worker computes by itself: about
   // one step's worth of work, less than a handoff costs.

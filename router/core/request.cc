@@ -13,6 +13,7 @@
 #include "common/flight_recorder.h"
 #include "router/core/legs.h"
 #include "router/core/work.h"
+#include "router/core/worker_answers.h"
 #include "router/placement/compatibility.h"
 
 namespace tandem::router {
@@ -154,6 +155,11 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
 }
 
 void Request::OnDecode(const v1::DecodeResponse& message) {
+  const absl::Status sound = CheckAnswer(message, context_.options->vocabulary);
+  if (!sound.ok()) {
+    if (phase_ != Phase::kEnding) DecodeLost(sound);
+    return;
+  }
   switch (message.event_case()) {
     case v1::DecodeResponse::kOpened:
       OnOpened(message.opened());
@@ -183,7 +189,12 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
       OnScores(message.scores());
       return;
     case v1::DecodeResponse::kHypothesis:
-      if (phase_ == Phase::kDecoding) OnHypothesis(message.hypothesis());
+      if (phase_ != Phase::kDecoding) return;
+      if (!effective_.beam) {
+        DecodeLost(absl::InternalError("a hypothesis without a beam search"));
+        return;
+      }
+      OnHypothesis(message.hypothesis());
       return;
     case v1::DecodeResponse::kFinished:
       OnDecodeFinished(message.finished());
@@ -369,6 +380,8 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
 }
 
 void Request::OnPrefill(const v1::PrefillResponse& message) {
+  const absl::Status sound = CheckAnswer(message, context_.options->vocabulary);
+  if (!sound.ok()) return PrefillLost(sound);
   switch (message.event_case()) {
     case v1::PrefillResponse::kStarted:
       prefill_->admitted = true;

@@ -24,17 +24,18 @@ void Copy(const From& from, To* to) {
 // Calls `each(name, field)` for every option.
 template <typename Options, typename Each>
 void EachOption(Options& options, Each each) {
-  auto& [incarnation, model, policy, window, some_see_all, max_local_tokens,
-         max_requests, max_queued, queue_wait, max_expected_wait,
-         no_workers_wait, recovery_wait, default_deadline, beat, silence,
-         open_limit, crash_verdict, proof_of_life, refusal_pause, rate_holds,
-         timings_wait, max_attempts, max_failures, max_preemptions,
+  auto& [incarnation, model, policy, vocabulary, window, some_see_all,
+         max_local_tokens, max_requests, max_queued, queue_wait,
+         max_expected_wait, no_workers_wait, recovery_wait, default_deadline,
+         beat, silence, open_limit, crash_verdict, proof_of_life, refusal_pause,
+         rate_holds, timings_wait, max_attempts, max_failures, max_preemptions,
          retry_budget, suspect_quarantine, max_unsent, stall_limit, lease,
          load_interval, max_workers, adapter_wait, max_cached_hashes,
          max_hashed_blocks, avoid_first, avoid_longest] = options;
   each("incarnation", incarnation);
   each("model", model);
   each("policy", policy);
+  each("vocabulary", vocabulary);
   each("window", window);
   each("some_see_all", some_see_all);
   each("max_local_tokens", max_local_tokens);

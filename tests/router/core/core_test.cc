@@ -180,6 +180,16 @@ TEST_F(CoreTest, AllTokensOfAFirstMessageAreCounted) {
   EXPECT_EQ(w.tokens_told, 12);
 }
 
+TEST_F(CoreTest, AHypothesisWithoutABeamSearchIsALoss) {
+  w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, ""));
+  w.decodes[0].Say(World::Started(1));
+  v1::DecodeResponse part;
+  part.mutable_hypothesis()->add_tokens()->set_token_id(1);
+  w.decodes[0].Say(std::move(part));
+  EXPECT_TRUE(w.decodes[0].dropped);
+}
+
 TEST_F(CoreTest, TokensBeforeStartedAreDropped) {
   ClientPipe* client = w.Submit(World::Ask());
   w.decodes[0].Say(World::Opened(1, "t"));

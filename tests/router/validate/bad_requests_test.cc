@@ -261,31 +261,107 @@ TEST_F(HostileWorkersTest, RegistrationsEndTheirOwnLeaseAtMost) {
   EXPECT_GE(told, 250);
 }
 
-template <typename Response, typename Pipes>
-void TellEverything(const std::vector<Response>& good, bool prefill,
-                    Pipes World::*pipes, int* told) {
+constexpr int kVocabulary = 100;
+
+// What comes to a client is what some good worker may have said.
+void ExpectSound(const v1::GenerateResponse& event, const std::string& what) {
+  for (const uint32_t id : event.delta().token_ids()) {
+    EXPECT_LT(id, uint32_t{kVocabulary}) << what;
+  }
+  for (const v1::TokenLogprob& token : event.delta().logprobs()) {
+    EXPECT_GE(token.rank(), 0) << what;
+  }
+  EXPECT_GE(event.started().cached_tokens(), 0) << what;
+  EXPECT_LE(event.finished().finish_reason(), v1::FINISH_REASON_CANCELLED)
+      << what;
+  const v1::Usage& usage = event.done().usage();
+  EXPECT_GE(usage.cached_tokens(), 0) << what;
+  EXPECT_GE(usage.completion_tokens(), 0) << what;
+  EXPECT_GE(usage.accepted_prediction_tokens(), 0) << what;
+  EXPECT_GE(usage.rejected_prediction_tokens(), 0) << what;
+  EXPECT_GE(event.done().work().kv_rows(), 0) << what;
+  const v1::Timings& timings = event.done().timings();
+  for (const auto& duration :
+       {timings.queue(), timings.prefill(), timings.handoff(),
+        timings.handoff_exposed(), timings.decode(), timings.total()}) {
+    EXPECT_GE(duration.seconds(), 0) << what;
+    EXPECT_LE(duration.seconds(), 31 * 24 * 3600) << what;
+  }
+}
+
+// How far a request has come when a worker says what it should not.
+enum class Stage { kOpening, kComputing, kDecoding, kSearching };
+
+AdmittedRequest AskFor(Stage stage) {
+  AdmittedRequest ask = World::Ask();
+  if (stage == Stage::kSearching) {
+    ask.effective.beam.emplace();
+    ask.effective.beam->set_width(2);
+  }
+  if (stage == Stage::kComputing) {
+    ask.effective.output.set_logprobs(1);
+  }
+  return ask;
+}
+
+v1::DecodeResponse Best() {
+  v1::DecodeResponse best;
+  best.mutable_hypothesis()->add_tokens()->set_token_id(3);
+  best.mutable_hypothesis()->set_reason(v1::FINISH_REASON_LENGTH);
+  return best;
+}
+
+void BringTo(Stage stage, World* world) {
+  if (stage == Stage::kOpening) return;
+  ASSERT_EQ(world->decodes.size(), 1u);
+  world->decodes[0].Say(World::Opened(1, "t"));
+  if (stage != Stage::kComputing) world->decodes[0].Say(World::Started(1));
+}
+
+// Says `message`, once the call has come so far, and goes on as a good worker:
+// what was counted may come to the client with the end alone.
+void Tell(const v1::DecodeResponse& message, Stage stage, World* world) {
+  DecodePipe& pipe = world->decodes[0];
+  if (stage == Stage::kSearching && message.has_finished()) pipe.Say(Best());
+  pipe.Say(message);
+  if (!pipe.dropped) pipe.Say(World::Finished(v1::FINISH_REASON_LENGTH));
+}
+void Tell(const v1::PrefillResponse& message, Stage, World* world) {
+  PrefillPipe& pipe = world->prefills[0];
+  if (!message.has_started()) pipe.Say(World::Computing());
+  if (message.has_done()) pipe.Say(World::First(kPrompt, 3));
+  pipe.Say(message);
+  if (pipe.dropped || world->decodes[0].dropped) return;
+  if (message.has_started()) pipe.Say(World::First(kPrompt, 3));
+  world->decodes[0].Say(World::Started(1));
+  world->decodes[0].Say(World::Finished(v1::FINISH_REASON_LENGTH));
+}
+
+template <typename Response>
+void TellEverything(const std::vector<Response>& good, Stage stage, int* told) {
   for (const Response& one : good) {
     tandem::testing::HostileField::ForEach(
         one, [&](const Message& message, const std::string& what) {
-          World world;
+          RouterOptions options;
+          options.vocabulary = kVocabulary;
+          World world(options);
           world.around_recorder = true;  // strings that no wire brings
           ++*told;
           world.Decode("d");
-          if (prefill) world.Prefill("p");
-          const ClientPipe* const client = world.Submit(World::Ask());
+          if (stage == Stage::kComputing) world.Prefill("p");
+          const ClientPipe* const client = world.Submit(AskFor(stage));
           world.Settle();
-          if (prefill) {
-            ASSERT_EQ(world.decodes.size(), 1u);
-            world.decodes.back().Say(World::Opened(1, "t"));
-            world.Settle();
-          }
-          ASSERT_FALSE((world.*pipes).empty()) << what;
-          (world.*pipes).back().Say(static_cast<const Response&>(message));
+          ASSERT_NO_FATAL_FAILURE(BringTo(stage, &world)) << what;
           world.Settle();
+          Tell(static_cast<const Response&>(message), stage, &world);
+          world.RunFor(absl::Seconds(1));
           world.core->State(/*include_requests=*/true);
+          int tokens = 0;
           for (const v1::GenerateResponse& event : client->sent) {
-            ASSERT_LE(event.delta().token_ids_size(), 8) << what;
+            tokens += event.delta().token_ids_size();
+            ExpectSound(event, what);
           }
+          ASSERT_LE(tokens, 8) << what;
           world.core->CloseAll(absl::CancelledError("over"));
           world.Settle();
           ASSERT_TRUE(world.core->idle()) << what;
@@ -300,17 +376,19 @@ TEST_F(HostileWorkersTest, CallsTellNothingThatIsPassedOnUnchecked) {
       World::Dead(1, false),
       World::Tokens(40, {3}),
       World::Finished(v1::FINISH_REASON_LENGTH),
-      {},
+      Best(),
       {}};
-  decode[5].mutable_hypothesis()->add_tokens()->set_token_id(3);
   decode[6].mutable_scores()->set_position(1);
   int told = 0;
-  TellEverything(decode, false, &World::decodes, &told);
+  for (const Stage stage :
+       {Stage::kOpening, Stage::kDecoding, Stage::kSearching}) {
+    TellEverything(decode, stage, &told);
+  }
   std::vector<v1::PrefillResponse> prefill = {
       World::Computing(), World::First(40, 3), World::Done(), {}};
   prefill[3].mutable_scores()->set_position(1);
-  TellEverything(prefill, true, &World::prefills, &told);
-  EXPECT_GE(told, 400);
+  TellEverything(prefill, Stage::kComputing, &told);
+  EXPECT_GE(told, 800);
 }
 
 }  // namespace
