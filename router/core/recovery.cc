@@ -338,6 +338,7 @@ void Request::Requeue() {
   TANDEM_FAILPOINT("router.requeue", "crash");
   if (ComputedToTheEnd()) return;
   phase_ = Phase::kQueued;
+  if (!was_computed_) placed_.reset();  // it goes on waiting
   if (trace_ != nullptr) trace_->Enter("queue", context_.loop->Now());
   if (!std::exchange(waiting_, true)) waiting_since_ = context_.loop->Now();
   context_.host->OnWaits(this);

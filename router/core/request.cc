@@ -100,13 +100,6 @@ void Request::Begin(const Choice& choice, int cached_tokens) {
     trace_->Enter("reserve", now, decode_ref_.worker_id());
     trace_->Add("place", choice.begun, now);
   }
-  v1::RouterCounters& counters = *context_.counters;
-  if (local_) {
-    counters.set_local_placements(counters.local_placements() + 1);
-  } else {
-    counters.set_split_placements(counters.split_placements() + 1);
-  }
-  context_.observer->OnPlaced(!local_);
   flight::Record(flight::Event::kPlaced, {.request = internal_id_,
                                           .prefill = prefill_ref_.worker_id(),
                                           .decode = decode_ref_.worker_id(),
@@ -205,6 +198,17 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
   }
 }
 
+// A worker has taken it.
+void Request::CountPlacement() {
+  v1::RouterCounters& counters = *context_.counters;
+  if (local_) {
+    counters.set_local_placements(counters.local_placements() + 1);
+  } else {
+    counters.set_split_placements(counters.split_placements() + 1);
+  }
+  context_.observer->OnPlaced(!local_);
+}
+
 void Request::OnOpened(const v1::AttemptOpened& opened) {
   if (phase_ != Phase::kOpening && phase_ != Phase::kRetrying) return;
   judge_timer_.Stop();
@@ -213,7 +217,10 @@ void Request::OnOpened(const v1::AttemptOpened& opened) {
     context_.observer->OnStage(Stage::kReserve,
                                context_.loop->Now() - asked_since_);
   }
-  if (!opened_) context_.registry->Accepted(decode_ref_.worker_id());
+  if (!opened_) {
+    context_.registry->Accepted(decode_ref_.worker_id());
+    CountPlacement();
+  }
   opened_ = true;
   if (next_prefill_) {
     prefill_ref_ = *std::exchange(next_prefill_, std::nullopt);
@@ -392,6 +399,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       worker_queue_ = absl::Microseconds(message.started().queue_us());
       if (phase_ == Phase::kPrefilling) SayStarted();
       if (effective_.only_scores()) {
+        if (decode_ref_.worker_id().empty()) CountPlacement();
         was_computed_ = true;
         waiting_ = false;
       }

@@ -215,6 +215,7 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
 
   void OnDecode(const v1::DecodeResponse& message);
   void OnDecodeClosed(const absl::Status& status);
+  void CountPlacement();
   void OnOpened(const v1::AttemptOpened& opened);
   void OnAttemptStarted(uint32_t attempt);
   void OnDead(const v1::AttemptDead& dead);
@@ -356,9 +357,9 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   const absl::Duration told_deadline_;  // in words: of the whole request
   absl::Time waiting_since_;  // for room on a decode worker, refusals included
   bool waiting_ = true;
-  absl::Time asked_since_;        // the decode worker, to open an attempt
-  std::optional<Queued> queued_;  // until its next token
-  std::optional<absl::Time> placed_;
+  absl::Time asked_since_;            // the decode worker, to open an attempt
+  std::optional<Queued> queued_;      // until its next token
+  std::optional<absl::Time> placed_;  // on who took it, or may yet
   std::optional<absl::Time> first_token_;
   absl::Time last_token_;
   std::optional<int> cached_tokens_;

@@ -648,8 +648,14 @@ TEST_F(CoreTest, RefusalsMoveOnAtNoCost) {
   ASSERT_EQ(w.decodes.size(), 3u);
   w.PrefillAndCommit(1, kPrompt, 1);
   FinishTo8(kPrompt + 1, {2});
-  EXPECT_EQ(client->sent.back().done().timings().retries(), 0);
+  const v1::Timings& timings = client->sent.back().done().timings();
+  EXPECT_EQ(timings.retries(), 0);
   EXPECT_EQ(w.core->counters().refusals(), 2);
+  // It waited until the third one took it, and was placed there alone.
+  EXPECT_GE(timings.queue().nanos(), 25'000'000);
+  EXPECT_LE(timings.queue().nanos(), 500'000'000);
+  EXPECT_EQ(w.core->counters().split_placements(), 1);
+  EXPECT_EQ(w.core->counters().local_placements(), 0);
 }
 
 TEST_F(CoreTest, OkWithoutAFinishReasonIsALoss) {
