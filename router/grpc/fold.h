@@ -96,7 +96,7 @@ class FoldingStream final : public ClientStream {
     gone_.Start(absl::ZeroDuration(), [this] {
       const std::unique_ptr<UnaryStream> call = std::move(call_);
       const absl::Status status = TooLarge();
-      handler_->OnClosed(absl::CancelledError("its answer was too large"));
+      handler_->OnClosed(status);
       call->Close(status);  // this is gone
     });
   }

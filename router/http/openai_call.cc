@@ -39,7 +39,7 @@ class OpenAiCall::Part final : public ClientStream {
 
   void Start(StreamHandler<v1::GenerateRequest>* handler) override {
     handler_ = handler;
-    if (call_->ended_) Cancel();
+    if (call_->ended_) Cancel(call_->over_);
   }
   void Send(v1::GenerateResponse event) override {
     if (!closed_) call_->OnEvent(prompt_, event);
@@ -53,15 +53,15 @@ class OpenAiCall::Part final : public ClientStream {
   }
   std::string peer() const override { return "http"; }
 
-  // The client has gone, or another prompt of its call has failed. Told
-  // later: this may be in the midst of the core's own work.
-  void Cancel() {
+  // The client has gone, or its call has failed. Told later: this may be in
+  // the midst of the core's own work.
+  void Cancel(const absl::Status& status) {
     if (closed_) return;
-    call_->loop_->Post([call = call_, prompt = prompt_] {
+    call_->loop_->Post([call = call_, prompt = prompt_, status] {
       Part* const part = call->parts_[static_cast<size_t>(prompt)];
       if (part == nullptr || part->handler_ == nullptr) return;
       std::exchange(part->handler_, nullptr)
-          ->OnClosed(absl::CancelledError("the client has gone"));
+          ->OnClosed(status);
     });
   }
   void Drained() {
@@ -134,14 +134,14 @@ void OpenAiCall::Fail(const absl::Status& status) {
   if (begun_) {
     Write(answer_.Fail(status));
     End();
-    CancelParts();
+    CancelParts(status);
     return;
   }
   HttpResponse response = answer_.Refuse(status);
   response.headers.insert(response.headers.end(), headers_.begin(),
                           headers_.end());
   End();
-  CancelParts();
+  CancelParts(status);
   // Behind the parts' ends: who has read it finds their places free.
   loop_->Post([call = shared_from_this(), response]() mutable {
     call->exchange_->Answer(std::move(response));
@@ -151,7 +151,7 @@ void OpenAiCall::Fail(const absl::Status& status) {
 void OpenAiCall::OnGone() {
   if (ended_) return;
   End();
-  CancelParts();
+  CancelParts(absl::CancelledError("the client has gone"));
 }
 
 void OpenAiCall::End() {
@@ -162,9 +162,10 @@ void OpenAiCall::End() {
   exchange_->End();
 }
 
-void OpenAiCall::CancelParts() {
+void OpenAiCall::CancelParts(const absl::Status& status) {
+  over_ = status;
   for (Part* const part : parts_) {
-    if (part != nullptr) part->Cancel();
+    if (part != nullptr) part->Cancel(status);
   }
 }
 

@@ -46,7 +46,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   void OnGone();
   void Fail(const absl::Status& status);
   void End();
-  void CancelParts();
+  void CancelParts(const absl::Status& status);
   void Write(std::string bytes);
   void OnWritten();
   void Flush();
@@ -65,6 +65,7 @@ class OpenAiCall : public std::enable_shared_from_this<OpenAiCall> {
   int open_;                  // prompts that have not ended
   bool begun_ = false;        // the head has gone out
   bool ended_ = false;
+  absl::Status over_;  // why, for prompts that come to the core yet
   std::deque<std::string> unsent_;  // events, while a write is in flight
   bool writing_ = false;
   size_t events_in_flight_ = 0;

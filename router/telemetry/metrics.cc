@@ -25,6 +25,14 @@ double Seconds(const google::protobuf::Duration& value) {
   return absl::ToDoubleSeconds(ToDuration(value));
 }
 
+// Of a cluster that is full, and of a client that is at fault.
+std::string_view ExhaustedOutcome(const std::string& reason) {
+  return reason == "RATE_LIMITED"       ? "rate_limited"
+         : reason == "SLOW_CLIENT"      ? "slow_client"
+         : reason == "ANSWER_TOO_LARGE" ? "invalid"
+                                        : "overload";
+}
+
 std::string_view Outcome(const absl::Status& status, bool client_gone) {
   if (client_gone && !absl::IsDeadlineExceeded(status)) return "cancelled";
   switch (status.code()) {
@@ -38,8 +46,7 @@ std::string_view Outcome(const absl::Status& status, bool client_gone) {
     case absl::StatusCode::kNotFound:
       return "not_found";
     case absl::StatusCode::kResourceExhausted:
-      return ErrorReason(status) == "RATE_LIMITED" ? "rate_limited"
-                                                   : "overload";
+      return ExhaustedOutcome(ErrorReason(status));
     case absl::StatusCode::kUnauthenticated:
       return "unauthenticated";
     case absl::StatusCode::kUnavailable:
@@ -178,11 +185,12 @@ RouterMetrics::RouterMetrics(Metrics* m, Policy policy)
   for (int api = 0; api < 3; ++api) {
     CounterSet& requests =
         m->AddCounters("tandem_requests_total", "Requests by outcome",
-                       "outcome", 10, {{"api", kApis[api]}});
+                       "outcome", 11, {{"api", kApis[api]}});
     requests_[api] = &requests;
     for (const char* outcome :
-         {"ok", "invalid", "not_found", "overload", "unavailable", "cancelled",
-          "deadline", "internal", "unauthenticated", "rate_limited"}) {
+         {"ok", "invalid", "not_found", "overload", "slow_client",
+          "unavailable", "cancelled", "deadline", "internal", "unauthenticated",
+          "rate_limited"}) {
       requests[outcome].Add(0);
     }
   }

@@ -50,6 +50,17 @@ bool MayBeAdapter(const ModelLimits& limits, const std::string& name) {
          limits.adapters->end();
 }
 
+// Of a thousand the first few.
+std::string Listed(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 20;
+  const size_t shown = std::min(names.size(), kMost);
+  std::string text = absl::StrJoin(names.begin(), names.begin() + shown, ", ");
+  if (names.size() > shown) {
+    absl::StrAppend(&text, " and ", names.size() - shown, " more");
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::Status ValidateModel(const std::string& model,
@@ -57,9 +68,13 @@ absl::Status ValidateModel(const std::string& model,
   if (model.empty() || model == limits.model || MayBeAdapter(limits, model)) {
     return absl::OkStatus();
   }
+  std::string served = limits.model;
+  if (limits.adapters && !limits.adapters->empty()) {
+    absl::StrAppend(&served, ", with the adapters ", Listed(*limits.adapters));
+  }
   return MakeError(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
                    absl::StrCat("model = ", std::string(Utf8Head(model, 128)),
-                                ": served here is ", limits.model),
+                                ": served here is ", served),
                    {{"served", limits.model}});
 }
 
@@ -84,8 +99,7 @@ absl::StatusOr<std::string> AdapterOf(const v1::GenerateRequest& request,
       absl::StrCat("adapter = ", named, ": ",
                    limits.adapters->empty()
                        ? "there are none here"
-                       : absl::StrCat("there are ",
-                                      absl::StrJoin(*limits.adapters, ", "))),
+                       : absl::StrCat("there are ", Listed(*limits.adapters))),
       {{"adapter", named}});
 }
 

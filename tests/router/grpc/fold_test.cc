@@ -75,6 +75,8 @@ TEST_F(FoldTest, OneThatGrowsTooLargeIsRefusedAndItsRequestEnds) {
   EXPECT_EQ(once.sent.size(), 1u);  // the headers
   EXPECT_TRUE(w.decodes[0].dropped);
   EXPECT_TRUE(w.core->idle());
+  EXPECT_FALSE(w.ended.back().client_gone);
+  EXPECT_EQ(ErrorReason(w.ended.back().status), "ANSWER_TOO_LARGE");
 }
 
 // It ends by itself before the core hears that nobody wants it.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/error.h"
 #include "common/testing/virtual_loop.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -86,9 +87,9 @@ TEST_F(OpenAiCallTest, AFailureBeforeTheFirstWordIsAStatusAndEndsAllPrompts) {
   Settle();
   EXPECT_EQ(client_.code, 429);
   EXPECT_FALSE(client_.streaming);
-  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(parts_[0]->closed, absl::ResourceExhaustedError("full"));
   EXPECT_TRUE(parts_[1]->closed.ok());
-  EXPECT_EQ(parts_[2]->closed.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(parts_[2]->closed, absl::ResourceExhaustedError("full"));
   parts_[0]->Say("late");
   EXPECT_THAT(client_.body, Not(HasSubstr("late")));
 }
@@ -103,7 +104,7 @@ TEST_F(OpenAiCallTest, AFailureLaterIsAnEventBeforeTheEnd) {
   EXPECT_LT(client_.body.find("two"), client_.body.find("lost"));
   EXPECT_THAT(client_.body, ::testing::EndsWith("data: [DONE]\n\n"));
   Settle();
-  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(parts_[0]->closed, absl::UnavailableError("lost"));
 }
 
 TEST_F(OpenAiCallTest, AClientThatGoesEndsAllPrompts) {
@@ -183,7 +184,7 @@ TEST_F(OpenAiCallTest, APromptThatTheCoreDropsIsAnError) {
   Settle();
   EXPECT_TRUE(call_->ended());
   EXPECT_EQ(client_.code, 500);
-  EXPECT_EQ(parts_[1]->closed.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(parts_[1]->closed.code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(OpenAiCallTest, AWholeAnswerHasNoComments) {
@@ -226,7 +227,17 @@ TEST_F(OpenAiCallTest, AWholeAnswerIsBounded) {
   EXPECT_EQ(client_.code, 400);
   EXPECT_THAT(client_.body, HasSubstr("answer_too_large"));
   EXPECT_THAT(client_.body, HasSubstr("invalid_request_error"));
-  EXPECT_EQ(parts_[0]->closed.code(), absl::StatusCode::kCancelled);
+  // Nobody has left.
+  EXPECT_EQ(ErrorReason(parts_[0]->closed), "ANSWER_TOO_LARGE");
+  EXPECT_EQ(ErrorReason(parts_[1]->closed), "ANSWER_TOO_LARGE");
+}
+
+TEST_F(OpenAiCallTest, OnlyWhoseClientHasGoneIsToldSo) {
+  Begin(R"({"prompt": ["a", "b"]})");
+  parts_[0]->stream->Close(
+      MakeError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "full"));
+  Settle();
+  EXPECT_EQ(ErrorReason(parts_[1]->closed), "QUEUE_FULL");
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "common/error.h"
+#include "common/metrics.h"
 #include "common/thread_loop.h"
 #include "common/trace_context.h"
 #include "gmock/gmock.h"
@@ -77,6 +79,13 @@ TEST(RouterMetricsTest, QueuesAndRefusalsAreCounted) {
   state.mutable_requests()->set_queued_tokens(4567);
   exported.Update(state);
   exported.OnInvalid(Api::kOpenEngine, absl::UnimplementedError(""));
+  // Not all that is exhausted is the cluster.
+  for (const char* const reason :
+       {"QUEUE_FULL", "SLOW_CLIENT", "ANSWER_TOO_LARGE", "RATE_LIMITED"}) {
+    exported.OnInvalid(
+        Api::kGrpc,
+        MakeError(absl::StatusCode::kResourceExhausted, reason, ""));
+  }
   const std::string text = metrics.Text();
   for (const char* line :
        {"tandem_num_requests_running{model_name=\"m\",role=\"router\"} 4\n",
@@ -84,7 +93,11 @@ TEST(RouterMetricsTest, QueuesAndRefusalsAreCounted) {
         "tandem_num_prompt_tokens_waiting{model_name=\"m\",role=\"router\"} "
         "4567\n",
         "{model_name=\"m\",role=\"router\",api=\"openengine\","
-        "outcome=\"invalid\"} 1\n"}) {
+        "outcome=\"invalid\"} 1\n",
+        "api=\"grpc\",outcome=\"overload\"} 1\n",
+        "api=\"grpc\",outcome=\"slow_client\"} 1\n",
+        "api=\"grpc\",outcome=\"invalid\"} 1\n",
+        "api=\"grpc\",outcome=\"rate_limited\"} 1\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
 }

@@ -9,6 +9,7 @@
 
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
@@ -707,6 +708,17 @@ TEST(ValidateAdapter, ItsNameMayStandForTheModel) {
   limits.adapters.emplace();
   EXPECT_EQ(Validate(request, limits).status().message(),
             "adapter = rhyme: there are none here");
+  // Whoever names one as the model is told the same.
+  request.clear_adapter();
+  request.set_model("rhyme");
+  EXPECT_EQ(Validate(request, limits).status().message(),
+            "model = rhyme: served here is m");
+  limits.adapters = {"prose", "verse"};
+  EXPECT_EQ(Validate(request, limits).status().message(),
+            "model = rhyme: served here is m, with the adapters prose, verse");
+  limits.adapters->assign(22, "a");
+  EXPECT_TRUE(absl::EndsWith(Validate(request, limits).status().message(),
+                             ", a and 2 more"));
 }
 
 }  // namespace
