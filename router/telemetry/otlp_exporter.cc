@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -167,6 +169,27 @@ absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint) {
   return options;
 }
 
+namespace {
+
+constexpr absl::Duration kLongestPause = absl::Seconds(30);
+
+// Whether the same may be taken later, as OTLP's specification has it.
+bool MayRetry(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDataLoss:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 struct OtlpExporter::Call {
   grpc::ClientContext context;
   otlp::ExportTraceServiceRequest request;
@@ -191,13 +214,14 @@ OtlpExporter::OtlpExporter(const OtlpOptions& options, Loop* loop,
 OtlpExporter::~OtlpExporter() = default;
 
 void OtlpExporter::Export(std::vector<otlp::Span> spans) {
-  if (queue_.size() + spans.size() > options_.max_queued) {
+  if (queue_.size() + in_flight_ + spans.size() > options_.max_queued) {
     counts_["dropped"].Add(static_cast<double>(spans.size()));
     return;
   }
   const bool first = queue_.empty();
   std::move(spans.begin(), spans.end(), std::back_inserter(queue_));
-  if (call_ != nullptr) return;  // its end sends more
+  // The end of the call sends more, or that of the pause.
+  if (call_ != nullptr || failures_ > 0) return;
   if (queue_.size() >= options_.max_batch) {
     Send();
   } else if (first) {
@@ -223,6 +247,7 @@ void OtlpExporter::Send() {
   scope->mutable_scope()->set_name("tandem");
   scope->mutable_scope()->set_version(kVersion);
   const size_t count = std::min(queue_.size(), options_.max_batch);
+  in_flight_ = count;
   for (size_t i = 0; i < count; ++i) {
     *scope->add_spans() = std::move(queue_[i]);
   }
@@ -244,27 +269,46 @@ void OtlpExporter::Send() {
 }
 
 void OtlpExporter::OnSent(const absl::Status& status, size_t spans) {
+  in_flight_ = 0;
+  const bool again = MayRetry(status) && !stopping_;
   const auto refused = static_cast<size_t>(
       std::max<int64_t>(0, call_->response.partial_success().rejected_spans()));
   const size_t failed = status.ok() ? std::min(refused, spans) : spans;
-  counts_["exported"].Add(static_cast<double>(spans - failed));
-  counts_["failed"].Add(static_cast<double>(failed));
   int64_t hidden = 0;
   if (failed > 0 && limiter_.Allow(loop_->Now(), &hidden)) {
-    LogWarning("spans not exported",
+    LogWarning(again ? "spans not exported yet" : "spans not exported",
                {{"collector", options_.address},
                 {"spans", static_cast<int64_t>(failed)},
                 {"status", status},
                 {"why", call_->response.partial_success().error_message()},
                 {"hidden", hidden}});
   }
+  if (again) {
+    TakeBack();
+  } else {
+    failures_ = 0;
+    counts_["exported"].Add(static_cast<double>(spans - failed));
+    counts_["failed"].Add(static_cast<double>(failed));
+  }
   call_.reset();
   if (queue_.empty()) return;
-  if (queue_.size() >= options_.max_batch) {
+  if (!again && queue_.size() >= options_.max_batch) {
     Send();
   } else {
-    timer_.Start(options_.interval, [this] { Send(); });
+    const absl::Duration pause = std::ldexp(1.0, failures_) * options_.interval;
+    timer_.Start(std::min(pause, std::max(options_.interval, kLongestPause)),
+                 [this] { Send(); });
   }
+}
+
+// What the call has sent goes first again, after a pause that grows.
+void OtlpExporter::TakeBack() {
+  auto* const spans = call_->request.mutable_resource_spans(0)
+                          ->mutable_scope_spans(0)
+                          ->mutable_spans();
+  queue_.insert(queue_.begin(), std::make_move_iterator(spans->begin()),
+                std::make_move_iterator(spans->end()));
+  failures_ = std::min(failures_ + 1, 16);
 }
 
 void OtlpExporter::Stop(absl::Duration grace) {
@@ -273,6 +317,7 @@ void OtlpExporter::Stop(absl::Duration grace) {
     std::shared_ptr<Call> call;
     absl::Notification looked;
     loop_->Post([&] {
+      stopping_ = true;
       if (absl::Now() < end) {
         Send();
       } else {

@@ -43,7 +43,9 @@ struct OtlpOptions {
 // from the environment a warning does: it may be meant for others.
 absl::StatusOr<OtlpOptions> ReadOtlpOptions(const std::string& endpoint);
 
-// All methods but Stop are called on the loop, which outlives it.
+// What a collector may take later is kept for it, up to
+// OtlpOptions::max_queued. All methods but Stop are called on the loop, which
+// outlives it.
 class OtlpExporter final : public SpanSink {
  public:
   OtlpExporter(const OtlpOptions& options, Loop* loop, Metrics* metrics);
@@ -60,6 +62,7 @@ class OtlpExporter final : public SpanSink {
 
   void Send();
   void OnSent(const absl::Status& status, size_t spans);
+  void TakeBack();
 
   const OtlpOptions options_;
   Loop* const loop_;
@@ -67,6 +70,9 @@ class OtlpExporter final : public SpanSink {
   std::unique_ptr<otlp::TraceService::Stub> stub_;
   std::vector<otlp::Span> queue_;
   std::shared_ptr<Call> call_;  // the one under way
+  size_t in_flight_ = 0;        // its spans
+  int failures_ = 0;            // of calls, one after the other
+  bool stopping_ = false;       // nothing is tried twice any more
   Timer timer_;
   LogLimiter limiter_{absl::Seconds(60)};
 };

@@ -513,6 +513,25 @@ TEST_F(OtlpExporterTest, WhatACollectorRefusesIsCountedAsFailed) {
   EXPECT_EQ(Count("failed"), "7");
 }
 
+TEST_F(OtlpExporterTest, WhatACollectorMayTakeLaterIsKeptForIt) {
+  Collector collector;
+  collector.set_answer({grpc::StatusCode::UNAVAILABLE, "restarting"}, 0);
+  Begin({.address = collector.address(),
+         .max_batch = 4,
+         .max_queued = 9,
+         .interval = absl::Milliseconds(1)});
+  Export(5);
+  while (collector.requests().size() < 3) absl::SleepFor(absl::Milliseconds(1));
+  Export(4);
+  Export(1);  // one too many
+  collector.set_answer(grpc::Status::OK, 0);
+  exporter_->Stop(absl::Seconds(20));
+  EXPECT_EQ(Count("dropped"), "1");
+  EXPECT_EQ(std::stoi(Count("exported")) + std::stoi(Count("failed")), 9);
+  // But for those of a call that was under way when the end began.
+  EXPECT_GE(std::stoi(Count("exported")), 5);
+}
+
 TEST_F(OtlpExporterTest, WithoutACollectorMemoryIsBoundedAndTheEndIsNear) {
   Begin({.address = "127.0.0.1:1",
          .max_batch = 4,
