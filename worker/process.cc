@@ -23,6 +23,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "tandem/v1/registry.grpc.pb.h"
 #include "worker/offload_metrics.h"
+#include "worker/offload_watch.h"
 #include "worker/registration.h"
 #include "worker/resolver.h"
 #include "worker/startup_progress.h"
@@ -218,7 +219,10 @@ absl::Status CheckAdvertised(const WorkerFlags& flags,
 class Process {
  public:
   Process(const RoleSpec& spec, const AllFlags& flags, SignalWatcher* signals)
-      : spec_(spec), flags_(flags), signals_(signals) {}
+      : spec_(spec),
+        flags_(flags),
+        signals_(signals),
+        offload_watch_(flags.worker.kv_offload_path) {}
 
   absl::Status Run() {
     absl::Status status = Start();
@@ -265,6 +269,7 @@ class Process {
   std::unique_ptr<MeasuredExecutor> executor_;
   std::unique_ptr<MeasuredExecutor> draft_executor_;  // may be null
   std::unique_ptr<OffloadMetrics> offload_metrics_;
+  OffloadWatch offload_watch_;
   std::unique_ptr<Role> role_;
   std::unique_ptr<rpc::Server> server_;
   std::map<std::string, std::string> tls_names_;    // by router address
@@ -545,7 +550,10 @@ void Process::EachSecond() {
   role_->UpdateMetrics();
   security_metrics_->Update();
   if (parts_.gpu != nullptr) parts_.gpu->UpdateMetrics();
-  if (parts_.offload != nullptr) offload_metrics_->Update(*parts_.offload);
+  if (parts_.offload != nullptr) {
+    offload_metrics_->Update(*parts_.offload);
+    offload_watch_.Update(parts_.offload->file_status());
+  }
   if (!role_->fatal().ok()) Finish(role_->fatal());
 }
 

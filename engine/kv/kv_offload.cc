@@ -85,12 +85,18 @@ int KvOffload::TakeMemory() {
 }
 
 int KvOffload::TakeFile() {
-  if (free_file_.empty()) {
+  const bool refuses = !file_status_.ok();
+  const bool retries = refuses && loop_->Now() >= file_retry_at_;
+  if (free_file_.empty() || (refuses && !retries)) {
     Entry* const entry = file_order_.First(
         [](const Entry* candidate) { return !candidate->reading; });
     if (entry == nullptr) return -1;
     FreeFile(entry);
     ForgetIfNowhere(entry);
+  } else if (retries) {
+    // One at a time: each costs a block where there is no room yet.
+    tried_ = free_file_.back();
+    file_retry_at_ = loop_->Now() + options_.file_retry;
   }
   const int slot = free_file_.back();
   free_file_.pop_back();
@@ -209,11 +215,17 @@ void KvOffload::EndWrite(Entry* entry, const absl::Status& status) {
   --writes_;
   --entry->pins;
   entry->writing = false;
+  const bool tried = entry->file == tried_;
+  if (tried) tried_ = -1;
   if (status.ok()) {
     ++counters_.written;
     entry->in_file = file_order_.Insert(entry->owner, entry);
+    // Others' writes succeed on a full disk too: they have their bytes.
+    if (tried) file_status_ = absl::OkStatus();
   } else {
     ++counters_.write_errors;
+    if (file_status_.ok()) file_retry_at_ = loop_->Now() + options_.file_retry;
+    file_status_ = status;
     free_file_.push_back(std::exchange(entry->file, -1));
   }
   WriteBehind();

@@ -43,6 +43,9 @@ struct KvOffloadOptions {
   double owner_share = 1;
   // So long may a sequence wait for a block to come out of the file.
   absl::Duration read_timeout = absl::Milliseconds(100);
+  // So long a file that refused a block is not asked to grow. By the clock, as
+  // others make room on a disk: a busy worker would try for every block.
+  absl::Duration file_retry = absl::Minutes(1);
 };
 
 // Of blocks, since the start.
@@ -101,6 +104,9 @@ class KvOffload final : public KvTier {
   int file_blocks_used() const {
     return options_.file_blocks - static_cast<int>(free_file_.size());
   }
+  // OK, or with what the file refused a block: until it takes one more, blocks
+  // go to slots that it has written, the one used longest ago first.
+  const absl::Status& file_status() const { return file_status_; }
   // Every slot free or of one entry, every entry in the lists that it should
   // be in: INTERNAL with the first contradiction. For tests.
   absl::Status CheckInvariants() const;
@@ -129,6 +135,7 @@ class KvOffload final : public KvTier {
   // A slot that is free, or that of the entry that is to go; -1: all are in
   // use.
   int TakeMemory();
+  // Of the file the free ones only while it grows.
   int TakeFile();
   void FreeMemory(Entry* entry);
   void FreeFile(Entry* entry);
@@ -154,6 +161,9 @@ class KvOffload final : public KvTier {
   std::deque<BlockHash> unwritten_;  // saved and never written, oldest first
   int reads_ = 0;                    // in flight
   int writes_ = 0;
+  absl::Status file_status_;
+  absl::Time file_retry_at_;  // unless file_status_ is OK
+  int tried_ = -1;  // a slot on its way there that shows whether it grows
   absl::AnyInvocable<void()> on_change_;
   Timer read_timer_;
 };

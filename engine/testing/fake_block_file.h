@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -38,6 +39,9 @@ class FakeBlockFile final : public BlockFile {
     auto taken = std::make_shared<std::vector<std::byte>>();
     auto take = [taken, data] { taken->assign(data.begin(), data.end()); };
     auto write = [this, slot, hash, taken, done = std::move(done)]() mutable {
+      if (!slots_.contains(slot) && slots_.size() >= room_) {
+        return done(absl::ResourceExhaustedError("no space left on device"));
+      }
       Slot& to = slots_[slot];
       to.data = std::move(*taken);
       to.hash = hash;
@@ -67,6 +71,9 @@ class FakeBlockFile final : public BlockFile {
     Push({[] {}, std::move(read)});
   }
 
+  // Of a disk on which others write: what has been written keeps its place.
+  void set_room(size_t slots) { room_ = slots; }
+
  private:
   struct Slot {
     BlockHash hash;
@@ -94,6 +101,7 @@ class FakeBlockFile final : public BlockFile {
 
   const FakeBlockFileOptions options_;
   SeededRandom random_;
+  size_t room_ = std::numeric_limits<size_t>::max();
   std::map<int, Slot> slots_;
   std::deque<Operation> operations_;
   Timer timer_;

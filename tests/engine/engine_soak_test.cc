@@ -62,6 +62,7 @@ HarnessOptions SoakOptions(uint64_t seed, DrafterFactory* drafters) {
   options.offload.read_timeout = absl::Milliseconds(20);
   if (seed % 3 == 2) {
     options.offload.file_blocks = 1 + static_cast<int>(random.Below(60));
+    options.offload.file_retry = absl::Milliseconds(50);
     // Slow ones let blocks come and go while their saves and writes wait.
     const bool slow = seed % 2 == 0;
     if (slow) options.copy_base = absl::Milliseconds(3);

@@ -50,7 +50,8 @@ void WorkerNode::StartParts() {
       static_cast<size_t>(kMemoryBlocks * fake->block_bytes()));
   offload = std::make_unique<engine::KvOffload>(
       engine::KvOffloadOptions{.memory_blocks = kMemoryBlocks,
-                               .file_blocks = 40},
+                               .file_blocks = 40,
+                               .file_retry = absl::Milliseconds(200)},
       &host->loop, fake.get(), pool.get(), offload_memory.data(),
       offload_file.get());
 }
