@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -223,6 +224,15 @@ absl::Status CheckOffload(const WorkerFlags& flags) {
         "--kv-offload-file-bytes needs --kv-offload-bytes: blocks go to the "
         "file by way of memory");
   }
+  std::error_code error;
+  if (!flags.kv_offload_path.empty() &&
+      !std::filesystem::is_directory(flags.kv_offload_path, error)) {
+    return UsageError(
+        absl::StrCat("--kv-offload-path is '", flags.kv_offload_path,
+                     "', which is no directory",
+                     error ? absl::StrCat(" (", error.message(), ")") : "",
+                     ": make it, or name one on a local disk"));
+  }
   return absl::OkStatus();
 }
 
@@ -255,7 +265,11 @@ absl::Status StartOffload(const WorkerFlags& flags, Loop* loop,
   if (with_file) {
     auto file = engine::TemporaryBlockFile::Create(
         flags.kv_offload_path, options.file_blocks, block, loop);
-    if (!file.ok()) return file.status();
+    if (!file.ok()) {
+      return absl::Status(
+          file.status().code(),
+          absl::StrCat("--kv-offload-path: ", file.status().message()));
+    }
     parts->offload_file = *std::move(file);
   }
   parts->offload = std::make_unique<engine::KvOffload>(
@@ -383,6 +397,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   }
   const absl::Status offload = CheckOffload(flags);
   if (!offload.ok()) return offload;
+  const absl::Status modules = CheckAdapters(flags.adapters, ModelName(flags));
+  if (!modules.ok()) return modules;
 
   absl::StatusOr<engine::ModelSpec> spec =
       engine::LoadModelSpec(flags.model_dir);
@@ -478,8 +494,8 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
   LogWeights(*parts.model);
-  absl::StatusOr<LoadedAdapters> adapters = LoadAdapters(
-      flags.adapters, ModelName(flags), *spec, parts.backend.get());
+  absl::StatusOr<LoadedAdapters> adapters =
+      LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
   parts.adapters = *std::move(adapters);
   absl::StatusOr<std::unique_ptr<TextGrammars>> grammars = TextGrammars::Load(

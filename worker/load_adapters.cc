@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/load_adapters.h"
 
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,56 +13,86 @@
 namespace tandem::worker {
 namespace {
 
-absl::StatusOr<int> SlotsFor(const AdapterFlags& flags) {
+int SlotsFor(const AdapterFlags& flags) {
+  return flags.max_loras > 0 ? flags.max_loras
+                             : static_cast<int>(flags.modules.size());
+}
+
+// Of one module. REQUIRES: it has a '='.
+std::pair<std::string, std::string> NameAndDirectory(
+    const std::string& module) {
+  const size_t equals = module.find('=');
+  return {module.substr(0, equals), module.substr(equals + 1)};
+}
+
+absl::Status CheckCount(const AdapterFlags& flags) {
   const size_t modules = flags.modules.size();
   if (modules > kMaxAdapters) {
     return UsageError(absl::StrCat("--lora-modules names ", modules,
                                    " adapters, at most ", kMaxAdapters,
                                    " are served"));
   }
-  if (flags.max_loras == 0) return static_cast<int>(modules);
-  if (static_cast<size_t>(flags.max_loras) < modules) {
+  if (flags.max_loras > 0 && static_cast<size_t>(flags.max_loras) < modules) {
     return UsageError(absl::StrCat("--max-loras is ", flags.max_loras,
                                    ", and --lora-modules names ", modules,
                                    " adapters: raise it, or name fewer"));
   }
-  return flags.max_loras;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
+absl::Status CheckAdapters(const AdapterFlags& flags,
+                           const std::string& model_name) {
+  const absl::Status count = CheckCount(flags);
+  if (!count.ok()) return count;
+  std::set<std::string> names;
+  for (const std::string& module : flags.modules) {
+    const size_t equals = module.find('=');
+    if (equals == module.npos || equals + 1 == module.size()) {
+      return UsageError(absl::StrCat("--lora-modules is '", module,
+                                     "', expected NAME=DIRECTORY"));
+    }
+    const std::string name = NameAndDirectory(module).first;
+    const absl::Status good = AdapterTable::CheckName(name);
+    if (!good.ok()) {
+      return UsageError(absl::StrCat("--lora-modules: ", good.message()));
+    }
+    if (name == model_name) {
+      return UsageError(
+          absl::StrCat("--lora-modules: '", name,
+                       "' is the model's own name; requests could not ask for "
+                       "both"));
+    }
+    if (!names.insert(name).second) {
+      return UsageError(absl::StrCat(
+          "--lora-modules names '", name,
+          "' twice; requests could not ask for both: rename one of them"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
-                                            const std::string& model_name,
                                             const engine::ModelSpec& spec,
                                             kernels::Backend* backend) {
   LoadedAdapters loaded;
-  const absl::StatusOr<int> slots = SlotsFor(flags);
-  if (!slots.ok()) return slots.status();
-  if (*slots == 0) return loaded;
-  loaded.table = AdapterTable(*slots);
+  const int slots = SlotsFor(flags);
+  if (slots == 0) return loaded;
+  loaded.table = AdapterTable(slots);
   absl::StatusOr<std::unique_ptr<engine::LoraSlots>> made =
-      engine::LoraSlots::Create(spec, *slots, flags.max_rank, backend);
+      engine::LoraSlots::Create(spec, slots, flags.max_rank, backend);
   if (!made.ok()) return made.status();
   loaded.slots = *std::move(made);
   const std::unique_ptr<kernels::Queue> queue = backend->NewQueue("adapters");
   for (const std::string& module : flags.modules) {
-    const size_t equals = module.find('=');
-    if (equals == module.npos) {
-      return UsageError(absl::StrCat("--lora-modules is '", module,
-                                     "', expected NAME=DIRECTORY"));
-    }
-    if (module.substr(0, equals) == model_name) {
-      return UsageError(
-          absl::StrCat("--lora-modules: '", model_name,
-                       "' is the model's own name; requests could not ask for "
-                       "both"));
-    }
-    const absl::StatusOr<engine::LoraAdapter> adapter = engine::ReadLoraAdapter(
-        module.substr(equals + 1), spec, loaded.slots->layout());
+    const auto [name, directory] = NameAndDirectory(module);
+    const absl::StatusOr<engine::LoraAdapter> adapter =
+        engine::ReadLoraAdapter(directory, spec, loaded.slots->layout());
     if (!adapter.ok()) return adapter.status();
     v1::AdapterRef ref;
-    ref.set_name(module.substr(0, equals));
-    ref.set_path(module.substr(equals + 1));
+    ref.set_name(name);
+    ref.set_path(directory);
     ref.set_digest(adapter->digest);
     const absl::StatusOr<int> slot = loaded.table.Take();
     if (!slot.ok()) return slot.status();

@@ -37,10 +37,15 @@ struct LoadedAdapters {
   AdapterTable table;
 };
 
+// Before anything is read: a usage error where the flags by themselves, or with
+// the model's name, cannot be meant.
+absl::Status CheckAdapters(const AdapterFlags& flags,
+                           const std::string& model_name);
+
 // Reads the modules and puts them on the device, which keeps room for
-// `max_loras` with `max_rank` each. Errors name the flag or the file.
+// `max_loras` with `max_rank` each. Errors name the file. REQUIRES:
+// CheckAdapters found nothing.
 absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
-                                            const std::string& model_name,
                                             const engine::ModelSpec& spec,
                                             kernels::Backend* backend);
 

@@ -526,6 +526,24 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
     EXPECT_EQ(result.code, 2) << command << ": " << result.output;
   }
+  // Both name the flag before they read anything.
+  for (const auto& [flags, says] :
+       {std::pair("--lora-modules a=", "--lora-modules is 'a=', expected"),
+        std::pair("--lora-modules =/x", "--lora-modules: adapter ''"),
+        std::pair("--lora-modules 'a b=/x'", "--lora-modules: adapter 'a b'"),
+        std::pair("--lora-modules a=/x,a=/y", "--lora-modules names 'a' twice"),
+        std::pair("--kv-offload-bytes 1MiB --kv-offload-file-bytes 1MiB "
+                  "--kv-offload-path /no/such",
+                  "--kv-offload-path is '/no/such', which is no directory"),
+        std::pair("--kv-offload-bytes 1MiB --kv-offload-file-bytes 1MiB "
+                  "--kv-offload-path /dev/null",
+                  "--kv-offload-path is '/dev/null', which is no directory")}) {
+    const Result result = Shell(absl::StrCat(
+        Cluster::BinaryPath("tandem-decode"), " --router 127.0.0.1:1 ", flags,
+        " ", EmbeddedModel(), " 2>&1"));
+    EXPECT_EQ(result.code, 2) << flags << ": " << result.output;
+    EXPECT_THAT(result.output, HasSubstr(says)) << flags;
+  }
   const Result twice =
       Shell("echo hi | " + Tandem("chat --router 127.0.0.1:1 2>&1"));
   EXPECT_EQ(twice.output.find("no router answers"),

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/bringup.h"
 
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 #include "common/testing/virtual_loop.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -73,6 +78,29 @@ TEST_F(WindowedBringUpTest, WhatTheEngineRefusesIsTold) {
   flags_.max_model_len = 1;
   EXPECT_THAT(std::string(Begin().status().message()),
               HasSubstr("max_model_len is 1, expected at least 2"));
+}
+
+TEST_F(WindowedBringUpTest, WhatFlagsHaveWrongIsToldBeforeAnythingIsRead) {
+  flags_.model_dir = "/no/such/model";
+  for (const auto& [modules, says] :
+       std::vector<std::pair<std::vector<std::string>, const char*>>{
+           {{"a"}, "--lora-modules is 'a', expected NAME=DIRECTORY"},
+           {{"a="}, "--lora-modules is 'a=', expected NAME=DIRECTORY"},
+           {{"=/x"}, "--lora-modules: adapter ''"},
+           {{"a b=/x"}, "--lora-modules: adapter 'a b'"},
+           {{"model=/x"}, "--lora-modules: 'model' is the model's own name"},
+           {{"a=/x", "b=/y", "a=/z"}, "--lora-modules names 'a' twice"}}) {
+    flags_.adapters.modules = modules;
+    EXPECT_THAT(std::string(Begin().status().message()), HasSubstr(says));
+  }
+  flags_.adapters.modules.clear();
+  flags_.kv_offload_bytes = flags_.kv_offload_file_bytes = 1 << 20;
+  for (const char* const path : {"/no/such", "/dev/null"}) {
+    flags_.kv_offload_path = path;
+    EXPECT_THAT(std::string(Begin().status().message()),
+                HasSubstr(absl::StrCat("--kv-offload-path is '", path,
+                                       "', which is no directory")));
+  }
 }
 
 TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {
