@@ -494,6 +494,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   if (!model.ok()) return model.status();
   parts.model = *std::move(model);
   LogWeights(*parts.model);
+  const int64_t adapter_bytes = AdapterBytes(flags.adapters, *spec);
+  if (!opened->is_cuda()) {
+    const absl::Status fits = CheckAdapterSlots(adapter_bytes, MeasureHost());
+    if (!fits.ok()) return fits;
+  }
   absl::StatusOr<LoadedAdapters> adapters =
       LoadAdapters(flags.adapters, *spec, parts.backend.get());
   if (!adapters.ok()) return adapters.status();
@@ -557,7 +562,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   const bool with_cache = flags.kv_cache == "on";
   // Without a cache a step computes all positions anew, and needs all blocks.
   HostMemory host = MeasureHost();
-  host.used_bytes += static_cast<int64_t>(flags.kv_offload_bytes);
+  host.used_bytes += flags.kv_offload_bytes;
+  if (!opened->is_cuda()) {
+    host.used_bytes += UntouchedBytes(parts.adapters);
+    host.adapter_bytes = adapter_bytes;
+  }
   absl::StatusOr<KvPlan> plan = PlanKv(
       flags, *spec, kv_dtype, *gpu,
       with_cache ? engine::WindowOf(*spec) : engine::KvWindow(), draft, host);

@@ -73,7 +73,12 @@ absl::Status CheckHost(const HostMemory& host, int64_t cache_bytes) {
       host.limit_bytes, " that this machine or its control group allows ",
       Left(host),
       " are left: lower --kv-cache-memory-bytes, --num-kv-blocks, "
-      "--kv-offload-bytes or --max-model-len"));
+      "--kv-offload-bytes",
+      host.adapter_bytes > 0
+          ? absl::StrCat(", --max-loras, --max-lora-rank (adapters take ",
+                         host.adapter_bytes, " bytes)")
+          : "",
+      " or --max-model-len"));
 }
 
 }  // namespace
@@ -96,6 +101,14 @@ absl::Status CheckWeights(int64_t bytes, const HostMemory& host) {
       Left(host),
       " are left: load them in fewer (--quantization int8 or int4), or see "
       "what `tandem plan` says"));
+}
+
+absl::Status CheckAdapterSlots(int64_t bytes, const HostMemory& host) {
+  if (bytes <= Left(host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the slots of LoRA adapters take ", bytes, " bytes, and of the ",
+      host.limit_bytes, " that this machine or its control group allows ",
+      Left(host), " are left: lower --max-loras or --max-lora-rank"));
 }
 
 absl::Status CheckMaxModelLen(const WorkerFlags& flags,

@@ -34,13 +34,17 @@ struct GpuMemory {
 // A CPU's, likewise. All that is taken is touched sooner or later, and who is
 // over the limit then is killed in the midst of its streams.
 struct HostMemory {
-  int64_t limit_bytes = 0;  // of the machine or the control group; 0: unknown
-  int64_t used_bytes = 0;   // by this process, and soon to be
+  int64_t limit_bytes = 0;    // of the machine or the control group; 0: unknown
+  int64_t used_bytes = 0;     // by this process, and soon to be
+  int64_t adapter_bytes = 0;  // of those, for LoRA slots
 };
 
 // Whether weights of at least `bytes` fit into what `host` has left before they
 // are loaded; else INVALID_ARGUMENT that says both.
 absl::Status CheckWeights(int64_t bytes, const HostMemory& host);
+
+// The same for the slots of LoRA adapters, before adapters are read.
+absl::Status CheckAdapterSlots(int64_t bytes, const HostMemory& host);
 
 // Of a block of the KV cache in all layers, padding included.
 int64_t KvBlockBytes(const kernels::KvShape& shape, bool on_gpu);

@@ -73,6 +73,17 @@ absl::Status CheckAdapters(const AdapterFlags& flags,
   return absl::OkStatus();
 }
 
+int64_t AdapterBytes(const AdapterFlags& flags, const engine::ModelSpec& spec) {
+  return SlotsFor(flags) *
+         engine::LoraSlots::SlotBytes(engine::LoraLayout(spec, flags.max_rank));
+}
+
+int64_t UntouchedBytes(const LoadedAdapters& adapters) {
+  if (adapters.slots == nullptr) return 0;
+  return adapters.table.counts().free *
+         engine::LoraSlots::SlotBytes(adapters.slots->layout());
+}
+
 absl::StatusOr<LoadedAdapters> LoadAdapters(const AdapterFlags& flags,
                                             const engine::ModelSpec& spec,
                                             kernels::Backend* backend) {

@@ -6,6 +6,7 @@
 #define TANDEM_WORKER_LOAD_ADAPTERS_H_
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,11 @@ struct LoadedAdapters {
 // the model's name, cannot be meant.
 absl::Status CheckAdapters(const AdapterFlags& flags,
                            const std::string& model_name);
+
+// What all their slots take.
+int64_t AdapterBytes(const AdapterFlags& flags, const engine::ModelSpec& spec);
+// What slots take into which nothing has been put yet.
+int64_t UntouchedBytes(const LoadedAdapters& adapters);
 
 // Reads the modules and puts them on the device, which keeps room for
 // `max_loras` with `max_rank` each. Errors name the file. REQUIRES:

@@ -9,9 +9,8 @@ absl::StatusOr<std::unique_ptr<LoraSlots>> LoraSlots::Create(
     const ModelSpec& spec, int slots, int max_rank, kernels::Backend* backend) {
   std::unique_ptr<LoraSlots> made(
       new LoraSlots(spec, slots, max_rank, backend));
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> images = backend->Allocate(
-      static_cast<size_t>(slots) * static_cast<size_t>(made->layout_.size()) *
-      sizeof(float));
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> images =
+      backend->Allocate(static_cast<size_t>(slots * SlotBytes(made->layout_)));
   if (!images.ok()) return images.status();
   made->images_ = *std::move(images);
   return made;

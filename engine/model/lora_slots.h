@@ -23,6 +23,10 @@ class LoraSlots {
 
   const LoraLayout& layout() const { return layout_; }
   int count() const { return static_cast<int>(sections_.size()); }
+  // Of one. A CPU takes the memory when something is put there.
+  static int64_t SlotBytes(const LoraLayout& layout) {
+    return layout.size() * static_cast<int64_t>(sizeof(float));
+  }
 
   // Copies an adapter into a slot, behind what is on the queue already.
   // `adapter` lives until that ran. REQUIRES: no step that is put on a queue

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/bringup.h"
 
+#include <cstdint>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,6 +103,41 @@ TEST_F(WindowedBringUpTest, WhatFlagsHaveWrongIsToldBeforeAnythingIsRead) {
                 HasSubstr(absl::StrCat("--kv-offload-path is '", path,
                                        "', which is no directory")));
   }
+}
+
+// What is used and coming, of the refusal of a KV cache that fits nowhere.
+int64_t UsedBytes(const absl::Status& refused) {
+  const std::string message(refused.message());
+  std::smatch said;
+  EXPECT_TRUE(std::regex_search(
+      message, said, std::regex("of the ([0-9]+) that .* ([0-9]+) are left")))
+      << message;
+  return said.size() < 3 ? 0 : std::stoll(said[1]) - std::stoll(said[2]);
+}
+
+TEST_F(WindowedBringUpTest, SlotsOfAdaptersCountBesideTheKvCache) {
+  flags_.num_blocks = 1 << 27;
+  const int64_t without = UsedBytes(Begin().status());
+  flags_.adapters.max_loras = 100;
+  flags_.adapters.max_rank = 512;
+  const int64_t slots =
+      AdapterBytes(flags_.adapters, *engine::LoadModelSpec(model_.path()));
+  EXPECT_GT(slots, 100 << 20);
+  const absl::Status refused = Begin().status();
+  EXPECT_GT(UsedBytes(refused), without + slots / 2);
+  EXPECT_THAT(
+      std::string(refused.message()),
+      HasSubstr(absl::StrCat("--max-lora-rank (adapters take ", slots)));
+}
+
+TEST_F(WindowedBringUpTest, WhatNoAdapterIsInIsYetToBeTouched) {
+  flags_.adapters.max_loras = 3;
+  auto parts = Begin();
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  const int64_t all = AdapterBytes(flags_.adapters, parts->model->spec());
+  EXPECT_EQ(UntouchedBytes(parts->adapters), all);
+  ASSERT_TRUE(parts->adapters.table.Take().ok());
+  EXPECT_EQ(UntouchedBytes(parts->adapters), all / 3 * 2);
 }
 
 TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {

@@ -18,6 +18,7 @@ namespace {
 using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The shape of Llama 3.1 8B: 128 KiB per position in bf16.
 engine::ModelSpec Spec() {
@@ -191,6 +192,11 @@ TEST(KvPlan, ACpuTakesNoMoreThanItsMemoryHasLeft) {
       std::string(plan(flags, {kGiB, kGiB / 2}).status().message()),
       AllOf(HasSubstr("takes 1073741824 bytes"),
             HasSubstr("536870912 are left"), HasSubstr("or --max-model-len")));
+  EXPECT_THAT(std::string(plan(flags, {kGiB, kGiB / 2}).status().message()),
+              Not(HasSubstr("--max-loras")));
+  EXPECT_THAT(
+      std::string(plan(flags, {kGiB, kGiB / 2, kGiB / 4}).status().message()),
+      HasSubstr("--max-loras, --max-lora-rank (adapters take 268435456"));
   flags.max_model_len = 0;
   // Whatever the machine has, positions are counted by ints.
   flags.num_blocks = 1 << 28;
@@ -207,6 +213,17 @@ TEST(KvPlan, WeightsThatDoNotFitAreNotLoaded) {
       AllOf(HasSubstr("take at least 3221225473 bytes"),
             HasSubstr("of the 4294967296"), HasSubstr("3221225472 are left"),
             HasSubstr("--quantization")));
+}
+
+TEST(KvPlan, SlotsThatDoNotFitAreNotFilled) {
+  const HostMemory host{.limit_bytes = 4 * kGiB, .used_bytes = kGiB};
+  EXPECT_TRUE(CheckAdapterSlots(3 * kGiB, host).ok());
+  EXPECT_TRUE(CheckAdapterSlots(3 * kGiB, {}).ok()) << "nothing is known";
+  EXPECT_THAT(
+      std::string(CheckAdapterSlots(3 * kGiB + 1, host).message()),
+      AllOf(HasSubstr("take 3221225473 bytes"), HasSubstr("of the 4294967296"),
+            HasSubstr("3221225472 are left"),
+            HasSubstr("lower --max-loras or --max-lora-rank")));
 }
 
 TEST(KvPlan, AdviceCountsTheDraftModelsCache) {
@@ -233,7 +250,7 @@ TEST(KvPlan, WeightsThatFillTheShareLeaveNoContextToOffer) {
   EXPECT_THAT(std::string(plan.status().message()),
               AllOf(HasSubstr("holds 0 tokens"),
                     HasSubstr("raise --gpu-memory-utilization"),
-                    ::testing::Not(HasSubstr("lower --max-model-len"))));
+                    Not(HasSubstr("lower --max-model-len"))));
 }
 
 }  // namespace
