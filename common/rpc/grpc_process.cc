@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/rpc/grpc_process.h"
 
+#include <google/protobuf/stubs/common.h>
 #include <grpcpp/version_info.h>
 
+#include <cstdint>
+#include <string>
+
 #include "absl/synchronization/mutex.h"
+#include "common/log.h"
 #include "common/rpc/refusals.h"
 
 // Later versions log through absl, and have no hook of their own.
@@ -11,10 +16,7 @@
 #include <grpc/support/log.h>
 
 #include <atomic>
-#include <cstdint>
 #include <cstring>
-
-#include "common/log.h"
 
 namespace tandem::rpc {
 namespace {
@@ -62,10 +64,47 @@ int64_t FailedHandshakes() { return 0; }
 
 #endif
 
+// The same of Protobuf, which tells of messages that nobody can read: their
+// senders hear so (unreadable.h).
+#if GOOGLE_PROTOBUF_VERSION < 4022000
+#include <google/protobuf/stubs/logging.h>
+
+namespace tandem::rpc {
+namespace {
+
+void ProtobufToOurLog(google::protobuf::LogLevel level, const char* /*file*/,
+                      int /*line*/, const std::string& message) {
+  static auto& limiter = *new LogLimiter(absl::Seconds(10));
+  int64_t hidden = 0;
+  if (level < google::protobuf::LOGLEVEL_WARNING ||
+      !limiter.Allow(absl::Now(), &hidden)) {
+    return;
+  }
+  LogWarning("protobuf", {{"what", message}, {"hidden", hidden}});
+}
+
+void RouteProtobufsLog() { google::protobuf::SetLogHandler(&ProtobufToOurLog); }
+
+}  // namespace
+}  // namespace tandem::rpc
+
+#else
+
+namespace tandem::rpc {
+namespace {
+
+void RouteProtobufsLog() {}
+
+}  // namespace
+}  // namespace tandem::rpc
+
+#endif
+
 namespace tandem::rpc {
 
 void PrepareGrpc() {
   RouteLogs();
+  RouteProtobufsLog();
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
 #include "common/rpc/grpc_process.h"
+#include "common/rpc/unreadable.h"
 #include "grpc/health/v1/health.pb.h"
 
 namespace tandem::rpc {
@@ -106,13 +107,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(
         Connections::ExternalConnectionType::FROM_FD, CredentialsOf(options));
   }
   SetLimits(options, &builder);
+  std::vector<
+      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+      interceptors;
+  interceptors.push_back(NewUnreadableInterceptors());
   if (options.metrics != nullptr) {
-    std::vector<
-        std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
-        interceptors;
     interceptors.push_back(options.metrics->NewInterceptors());
-    builder.experimental().SetInterceptorCreators(std::move(interceptors));
   }
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   for (grpc::Service* service : services) builder.RegisterService(service);
 
   server->server_ = builder.BuildAndStart();

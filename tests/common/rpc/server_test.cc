@@ -488,6 +488,10 @@ TEST_F(ServerTest, CallsAreCountedByMethodAndCode) {
   EXPECT_EQ(Raw("/grpc.health.v1.Health/Check", ""), "\x08\x01");
   EXPECT_THAT(Raw("/grpc.health.v1.Health/Check", "\x0a\x01?"),
               HasSubstr("NOT_FOUND"));
+  // Nor does a handler see what cannot be read, but its sender hears so.
+  EXPECT_THAT(Raw("/tandem.testing.EchoService/Once", "\xff\xff"),
+              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("FIELD_INVALID"),
+                    HasSubstr("no message tandem.testing.EchoRequest")));
   // What callers make up is no label.
   EXPECT_THAT(Raw("/tandem.testing.EchoService/None", ""),
               HasSubstr("UNIMPLEMENTED"));
@@ -510,10 +514,11 @@ TEST_F(ServerTest, CallsAreCountedByMethodAndCode) {
            std::string::npos;
   })) << text;
   for (const std::string& one :
-       {line("grpc_server_started_total", "", "unary", echo, "Once", 2),
+       {line("grpc_server_started_total", "", "unary", echo, "Once", 3),
         line(handled, "OK", "unary", echo, "Once", 2),
+        line(handled, "InvalidArgument", "unary", echo, "Once", 1),
         line("grpc_server_handling_seconds_count", "", "unary", echo, "Once",
-             2),
+             3),
         line("grpc_server_started_total", "", "unary", health, "Check", 2),
         line(handled, "OK", "unary", health, "Check", 1)}) {
     EXPECT_THAT(text, HasSubstr(one));
