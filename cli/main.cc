@@ -27,6 +27,7 @@
 #include "cli/version.h"
 #include "common/flags.h"
 #include "common/lifecycle.h"
+#include "common/progress.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "router/core/options.h"
 
@@ -230,7 +231,13 @@ void ServeCommand::Complete(const CommandLine& line) {
                                   {absl::StrCat("--", name), value});
   };
   both("log-level", log.level);
-  both("log-format", log.format);
+  // The children's output is a pipe, whatever this one's is.
+  flags.json_log =
+      log.format == "json" || (log.format == "auto" && !IsTerminal(stderr));
+  for (auto* arguments : {&flags.router_arguments, &flags.worker_arguments}) {
+    arguments->insert(arguments->end(),
+                      {"--log-format", flags.json_log ? "json" : "text"});
+  }
   both("flight-record-dir", log.flight_record_dir);
   both("metrics-compat", metrics_compat);
   // Not as an argument, which every user of the machine may read.

@@ -14,6 +14,7 @@
 #include <map>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -21,6 +22,7 @@
 #include "cli/status.h"
 #include "cli/supervisor.h"
 #include "common/available_cpus.h"
+#include "common/log.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace tandem::cli {
@@ -53,10 +55,21 @@ std::string SiblingBinary(const std::string& name) {
 }
 
 // Child lines with their name before them, in a colour of its own on a
-// terminal.
+// terminal. In JSON each line is one object: children's as they come, which
+// say whose they are, and what else there is to say as this process's.
 class Printer {
  public:
+  explicit Printer(bool as_json) : json_(as_json) {}
+
   void operator()(const std::string& name, const std::string& text) {
+    if (json_ && absl::StartsWith(text, "{")) {
+      std::cerr << text << "\n";
+      return;
+    }
+    if (json_) {
+      LogWarning(text, {{"worker", name}});
+      return;
+    }
     if (!colour_) {
       std::cerr << absl::StrFormat("%-9s | %s\n", name, text);
       return;
@@ -68,6 +81,7 @@ class Printer {
   }
 
  private:
+  const bool json_;
   const bool colour_ =
       isatty(STDERR_FILENO) && std::getenv("NO_COLOR") == nullptr;
   std::map<std::string, int> colours_;
@@ -340,10 +354,13 @@ absl::StatusOr<int> Serve(const ServeFlags& flags) {
   absl::StatusOr<Ports> ports = ChoosePorts(flags);
   if (!ports.ok()) return ports.status();
   InstallHandlers();
-  Supervisor supervisor{Printer()};
+  absl::Status status =
+      InitLog({.format = flags.json_log ? "json" : "text", .role = "serve"});
+  if (!status.ok()) return status;
+  Supervisor supervisor{Printer(flags.json_log)};
   supervisor.Forward(SIGUSR1);  // the children's flight records are asked for
   AddChildren(flags, *ports, &supervisor);
-  absl::Status status = supervisor.StartAll();
+  status = supervisor.StartAll();
   if (!status.ok()) return status;
 
   const ConnectFlags admin{absl::StrCat("127.0.0.1:", ports->admin),
@@ -365,7 +382,11 @@ absl::StatusOr<int> Serve(const ServeFlags& flags) {
     const std::chrono::duration<double> took = steady_clock::now() - started;
     std::cout << ReadyBlock(flags, *ports, *state, took.count()) << std::flush;
   }
-  std::cerr << "\nDraining; press Ctrl-C again to stop at once.\n";
+  if (flags.json_log) {
+    LogInfo("draining");
+  } else {
+    std::cerr << "\nDraining; press Ctrl-C again to stop at once.\n";
+  }
   StopAll(flags, &supervisor);
   return 128 + last_signal;
 }

@@ -23,8 +23,9 @@ struct ServeFlags {
   int grpc_port = 50051;
   int http_port = 8000;
   bool webui = true;
-  int admin_port = 0;  // 0: kAdminPort, or if that is taken a free one
-  int threads = 0;     // per worker; 0: the cores, divided
+  bool json_log = false;  // else text, each line with its process's name
+  int admin_port = 0;     // 0: kAdminPort, or if that is taken a free one
+  int threads = 0;        // per worker; 0: the cores, divided
   absl::Duration shutdown_timeout = absl::Seconds(30);
   std::string tls_cert;
   std::string tls_key;
