@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/error.h"
+#include "common/flags.h"
 #include "common/lifecycle.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/credentials.h"
@@ -12,24 +13,39 @@
 
 namespace tandem::cli {
 
+absl::StatusOr<std::string> HostAndPort(const ConnectFlags& flags) {
+  absl::string_view address = flags.address;
+  const bool files = !flags.tls_cert.empty() || !flags.tls_ca.empty();
+  if (!absl::ConsumePrefix(&address, "https://") &&
+      absl::ConsumePrefix(&address, "http://") && files) {
+    return UsageError(
+        absl::StrCat(flags.flag, ": ", flags.address,
+                     ": http:// is plain text, and TLS files were given: write "
+                     "https://"));
+  }
+  absl::ConsumeSuffix(&address, "/");
+  // gRPC would take a port modulo 65536, and look up what is no address.
+  const absl::StatusOr<Endpoint> endpoint =
+      ParseEndpoint(std::string_view(address.data(), address.size()));
+  if (!endpoint.ok()) {
+    return UsageError(absl::StrCat(flags.flag, ": ",
+                                   std::string(endpoint.status().message())));
+  }
+  return endpoint->ToString();
+}
+
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
     const ConnectFlags& flags) {
+  const absl::StatusOr<std::string> address = HostAndPort(flags);
+  if (!address.ok()) return address.status();
   absl::StatusOr<rpc::Credentials> tls =
       rpc::LoadCredentials(flags.tls_cert, flags.tls_key, flags.tls_ca);
   if (!tls.ok()) return tls.status();
-  absl::string_view address = flags.address;
-  if (absl::ConsumePrefix(&address, "https://")) {
-    tls->system_authorities = tls->ca.empty();
-  } else if (absl::ConsumePrefix(&address, "http://") && tls->tls()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "BAD_ADDRESS",
-                     absl::StrCat(flags.address,
-                                  ": http:// is plain text, and TLS files were "
-                                  "given: write https://"));
-  }
-  absl::ConsumeSuffix(&address, "/");
+  tls->system_authorities =
+      absl::StartsWith(flags.address, "https://") && tls->ca.empty();
   rpc::ChannelOptions options;
   options.bearer = flags.api_key;
-  return rpc::MakeChannel(std::string(address), *tls, options);
+  return rpc::MakeChannel(*address, *tls, options);
 }
 
 absl::Status Explained(const absl::Status& status, const ConnectFlags& flags) {

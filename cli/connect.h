@@ -24,8 +24,13 @@ struct ConnectFlags {
   std::string tls_cert = {};
   std::string tls_key = {};
   std::string tls_ca = {};
-  std::string api_key = {};  // of a router that asks for one
+  std::string api_key = {};      // of a router that asks for one
+  const char* flag = "--admin";  // that gave the address
 };
+
+// What is connected to: the address without http:// or https://. A UsageError,
+// naming the flag, where that is no host:port, or not of these TLS files.
+absl::StatusOr<std::string> HostAndPort(const ConnectFlags& flags);
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(
     const ConnectFlags& flags);

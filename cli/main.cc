@@ -338,6 +338,7 @@ int RunTandem(int argc, char** argv) {
 
   GenerateFlags generate;
   generate.router.address = kDefaultRouter;
+  generate.router.flag = "--router";
   SamplingFlags sampling;
   TlsFlags generate_tls;
   CommandLine* const generate_line =

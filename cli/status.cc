@@ -110,6 +110,9 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
 }
 
 absl::Status ShowStatus(const StatusFlags& flags) {
+  // Which --watch would show again and again.
+  const absl::StatusOr<std::string> address = HostAndPort(flags.admin);
+  if (!address.ok()) return address.status();
   if (flags.watch) {
     if (flags.json) {
       return UsageError(

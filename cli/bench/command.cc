@@ -226,7 +226,8 @@ void BenchCommand::CompleteRequest(BenchOptions* options) const {
 absl::StatusOr<BenchOptions> BenchCommand::Complete(
     const CommandLine& line) const {
   BenchOptions options;
-  options.router = {router_, tls_.cert, tls_.key, tls_.ca, api_key_};
+  options.router = {router_, tls_.cert, tls_.key,
+                    tls_.ca, api_key_,  "--router"};
   options.timeout_seconds = timeout_seconds_;
   options.seed = static_cast<uint64_t>(seed_);
   const absl::Status load = CompleteLoad(line, &options);

@@ -39,6 +39,7 @@ void ChatCommand::AddTo(CommandLine* line) {
   line->Example("tandem chat models/tales");
   line->Example("echo 'Tell me a story.' | tandem chat --max-tokens 100");
   router_.address = cli::kDefaultRouter;
+  router_.flag = "--router";
   history_ = DefaultHistory();
   options_.terminal = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   options_.timings = options_.terminal;

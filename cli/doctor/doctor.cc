@@ -112,6 +112,11 @@ void DoctorCommand::LookAtCluster(Checks* checks) const {
 }
 
 absl::StatusOr<int> DoctorCommand::Run() {
+  if (!admin_.empty()) {
+    const auto address =
+        cli::HostAndPort({admin_, tls_.cert, tls_.key, tls_.ca});
+    if (!address.ok()) return address.status();
+  }
   Checks checks;
   CheckHost(&checks);
   CheckGpu(&checks);

@@ -483,6 +483,18 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"status --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
       {"lora list --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
       {"cordon w --admin 127.0.0.1:1", 1, "no router answers at 127.0.0.1:1"},
+      {"generate --router 127.0.0.1:87587 hi", 2,
+       "--router: '127.0.0.1:87587' is not an address such as"},
+      {"generate --router '' hi", 2, "--router: '' is not an address"},
+      {"generate --router http://127.0.0.1:1 --tls-ca x hi", 2,
+       "--router: http://127.0.0.1:1: http:// is plain text"},
+      {"chat --router ftp://127.0.0.1:1 </dev/null", 2,
+       "--router: 'ftp://127.0.0.1:1' is not an address"},
+      {"bench --router garbage", 2, "--router: 'garbage' is not an address"},
+      {"status --admin 127.0.0.1:65536", 2, "--admin: '127.0.0.1:65536'"},
+      {"lora list --admin garbage", 2, "--admin: 'garbage' is not an address"},
+      {"cordon w --admin :50053", 2, "--admin: ':50053' is not an address"},
+      {"doctor --admin garbage", 2, "--admin: 'garbage' is not an address"},
       {"explain --revision main", 2, "--revision"},
       {"keys list", 2, "--api-keys-file is needed"},
       {"chat x --router 127.0.0.1:1", 2, "--router"},
@@ -703,6 +715,8 @@ TEST(CliTest, FlagsThatCannotBeMeantEndWithTwo) {
       {Tandem("bench --random-prefix-len 5 --random-prefix-ratio 0.5"),
        "exclude each other"},
       {Tandem("status --watch --interval 0s"), "below 10ms"},
+      {"timeout 10 " + Tandem("status --watch --admin garbage"),
+       "--admin: 'garbage' is not an address"},
   };
   for (const auto& [command, says] : kCases) {
     const Result result = Shell(command + " 2>&1");
