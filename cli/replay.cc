@@ -37,6 +37,9 @@ std::string_view KindName(ClusterEvent::Kind kind) {
 class Story final : public router::RouterObserver {
  public:
   void set_replay(const router::session::Replay* replay) { replay_ = replay; }
+  // What is heard from here on was never recorded: a core that is taken down
+  // ends what is in flight.
+  void End() { over_ = true; }
 
   void OnClusterEvent(const ClusterEvent& event) override {
     std::string line = absl::StrCat("worker ", event.worker);
@@ -77,6 +80,7 @@ class Story final : public router::RouterObserver {
 
  private:
   void Say(const std::string& line) const {
+    if (over_) return;
     std::cout << absl::StrFormat(
                      "%12.6f ", replay_ == nullptr
                                     ? 0.0
@@ -85,6 +89,7 @@ class Story final : public router::RouterObserver {
   }
 
   const router::session::Replay* replay_ = nullptr;  // null: it begins
+  bool over_ = false;
 };
 
 }  // namespace
@@ -109,6 +114,7 @@ absl::Status ReplayCommand::Run() {
               << mine << ": they may decide otherwise\n";
   }
   const absl::Status status = (*replay)->Run();
+  story.End();
   if (!status.ok()) return Annotate(status, "not as it was recorded");
   std::cout << absl::StrFormat(
       "replayed %d inputs of %.3f s: the same %d acts%s\n", (*replay)->inputs(),

@@ -2,6 +2,8 @@
 // The command line as a user runs it: serve, generate, status, exit codes.
 
 #include <gmock/gmock.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/util/delimited_message_util.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,6 +19,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "tandem/v1/session.pb.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/shell.h"
 
@@ -372,6 +375,19 @@ std::string FlightUntil(const std::string& path, const std::string& wanted) {
   return story.output;
 }
 
+// Where, in a recorded session, the first request has gone in.
+size_t EndOfFirstSubmit(const std::string& session) {
+  google::protobuf::io::ArrayInputStream in(session.data(),
+                                            static_cast<int>(session.size()));
+  v1::SessionEntry entry;
+  while (google::protobuf::util::ParseDelimitedFromZeroCopyStream(&entry, &in,
+                                                                  nullptr)) {
+    if (entry.has_submit()) return static_cast<size_t>(in.ByteCount());
+    entry.Clear();
+  }
+  return 0;
+}
+
 TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
   std::string flights = absl::StrCat(testing::TempDir(), "/flights.XXXXXX");
   ASSERT_NE(mkdtemp(flights.data()), nullptr);
@@ -447,6 +463,14 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
                      HasSubstr(" adapter verse not loaded"),
                      HasSubstr(" ended OK, 5 tokens, 0 failures"),
                      HasSubstr("the same "), Not(HasSubstr("Zanzibar"))));
+  // A request in flight where it is cut did not end.
+  const std::string bytes = Shell("cat " + flights + "/*.session").output;
+  const std::string begun = flights + "/begun.session";
+  const size_t submit = EndOfFirstSubmit(bytes);
+  std::ofstream(begun) << bytes.substr(0, submit);
+  const Result cut = Shell(Tandem("replay " + begun + " 2>&1"));
+  EXPECT_EQ(cut.code, 0);
+  EXPECT_THAT(cut.output, Not(HasSubstr(" ended ")));
   std::filesystem::remove_all(flights);
 }
 
