@@ -92,6 +92,21 @@ class Story final : public router::RouterObserver {
   bool over_ = false;
 };
 
+// Behind the summary: where the recording ends, as far as it is known.
+std::string Ending(const router::session::Replay& replay) {
+  std::string text;
+  if (replay.ended_within()) {
+    text = "; the recording ends within the last input";
+  } else if (replay.torn_bytes() > 0) {
+    text = absl::StrCat("; its last ", replay.torn_bytes(),
+                        " bytes are of an input that was not written whole");
+  }
+  if (!replay.why_ended().empty()) {
+    absl::StrAppend(&text, "; recorded no further: ", replay.why_ended());
+  }
+  return text;
+}
+
 }  // namespace
 
 void ReplayCommand::AddTo(CommandLine* line) {
@@ -115,11 +130,12 @@ absl::Status ReplayCommand::Run() {
   }
   const absl::Status status = (*replay)->Run();
   story.End();
+  if (absl::IsDataLoss(status)) return Annotate(status, path_);
   if (!status.ok()) return Annotate(status, "not as it was recorded");
   std::cout << absl::StrFormat(
       "replayed %d inputs of %.3f s: the same %d acts%s\n", (*replay)->inputs(),
       absl::ToDoubleSeconds((*replay)->elapsed()), (*replay)->acts(),
-      (*replay)->ended_within() ? "; the process ended within the last" : "");
+      Ending(**replay));
   return absl::OkStatus();
 }
 

@@ -10,6 +10,12 @@
 #include "router/session/admitted.h"
 
 namespace tandem::router::session {
+namespace {
+
+// Kept free for the entry that says why there are no more.
+constexpr int64_t kEndBytes = 128;
+
+}  // namespace
 
 uint64_t Digest(const google::protobuf::MessageLite& message) {
   std::string bytes;
@@ -243,7 +249,7 @@ void Recorder::Write(const v1::SessionEntry& entry) {
   const size_t size = entry.ByteSizeLong();
   written_ += static_cast<int64_t>(
       google::protobuf::io::CodedOutputStream::VarintSize64(size) + size);
-  if (written_ > options_.max_bytes) {
+  if (written_ > options_.max_bytes - kEndBytes) {
     return Stop(absl::ResourceExhaustedError(
         absl::StrCat("the session is longer than ", options_.max_bytes,
                      " bytes: its beginning is recorded")));
@@ -258,6 +264,9 @@ void Recorder::Finish() {
 
 void Recorder::Stop(const absl::Status& why) {
   if (out_ == nullptr) return;
+  v1::SessionEntry end;
+  end.mutable_end()->set_why(std::string(why.message()));
+  google::protobuf::util::SerializeDelimitedToOstream(end, out_);
   Finish();
   options_.on_end(why);
 }

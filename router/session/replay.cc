@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/session/replay.h"
 
-#include <google/protobuf/io/zero_copy_stream_impl.h>
-#include <google/protobuf/util/delimited_message_util.h>
+#include <google/protobuf/io/coded_stream.h>
 
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,57 @@ namespace {
 absl::Status NotRecorded(const std::string& what) {
   return absl::InvalidArgumentError(
       absl::StrCat("cannot have been recorded: ", what));
+}
+
+constexpr int kMaxVarintBytes = 10;
+constexpr uint64_t kMaxEntryBytes = std::numeric_limits<int32_t>::max();
+
+// At most `size` bytes: a length that is damaged asks for no memory.
+std::string ReadUpTo(std::istream* in, uint64_t size) {
+  std::string bytes;
+  std::array<char, 1 << 14> chunk;
+  while (bytes.size() < size) {
+    in->read(chunk.data(), static_cast<std::streamsize>(std::min<uint64_t>(
+                               chunk.size(), size - bytes.size())));
+    if (in->gcount() == 0) break;
+    bytes.append(chunk.data(), static_cast<size_t>(in->gcount()));
+  }
+  return bytes;
+}
+
+// The bytes of a varint, as many as there are.
+std::string ReadVarint(std::istream* in) {
+  std::string bytes;
+  while (bytes.size() < kMaxVarintBytes) {
+    const std::string next = ReadUpTo(in, 1);
+    bytes += next;
+    if (next.empty() || static_cast<uint8_t>(next[0]) < 0x80) break;
+  }
+  return bytes;
+}
+
+// Nothing: the bytes are no whole varint. `length`: how many it took.
+std::optional<uint64_t> Varint(std::string_view bytes, size_t* length) {
+  google::protobuf::io::CodedInputStream in(
+      reinterpret_cast<const uint8_t*>(bytes.data()),
+      static_cast<int>(std::min<size_t>(bytes.size(), kMaxVarintBytes)));
+  uint64_t value = 0;
+  if (!in.ReadVarint64(&value)) return std::nullopt;
+  *length = static_cast<size_t>(in.CurrentPosition());
+  return value;
+}
+
+// Whether an entry of `size` bytes may begin like this. It is one field, a
+// number or what is behind a length of its own: a damaged length agrees with
+// neither.
+bool MayBegin(std::string_view bytes, uint64_t size) {
+  constexpr uint8_t kDelimited = 2;  // of protobuf's wire types
+  if (bytes.empty()) return size > 0;
+  size_t length = 0;
+  const std::optional<uint64_t> value = Varint(bytes.substr(1), &length);
+  if (!value) return bytes.size() < size && bytes.size() <= kMaxVarintBytes;
+  const bool delimited = (static_cast<uint8_t>(bytes[0]) & 7) == kDelimited;
+  return 1 + length + (delimited ? *value : 0) == size;
 }
 
 std::string_view Verb(v1::SessionActKind kind) {
@@ -290,7 +344,7 @@ std::string Replay::NameOf(const v1::SessionEntry& entry) const {
 // ---- The replay
 
 Replay::Replay(std::istream* in)
-    : in_(std::make_unique<google::protobuf::io::IstreamInputStream>(in)),
+    : in_(in),
       loop_(std::make_unique<ReplayLoop>(this)),
       random_(std::make_unique<ReplayRandom>(this)),
       codec_(std::make_unique<ReplayCodec>(this)),
@@ -310,15 +364,33 @@ absl::StatusOr<std::unique_ptr<Replay>> Replay::Create(
   return replay;
 }
 
-bool Replay::Read(v1::SessionEntry* entry) {
-  bool clean_end = false;
-  return google::protobuf::util::ParseDelimitedFromZeroCopyStream(
-      entry, in_.get(), &clean_end);
+absl::StatusOr<bool> Replay::Read(v1::SessionEntry* entry) {
+  const std::string head = ReadVarint(in_);
+  if (head.empty()) return false;
+  size_t length = 0;
+  const std::optional<uint64_t> size = Varint(head, &length);
+  const std::string bytes =
+      size && *size <= kMaxEntryBytes ? ReadUpTo(in_, *size) : "";
+  const auto read = static_cast<int64_t>(head.size() + bytes.size());
+  const bool whole = size && bytes.size() == *size;
+  const bool possible = size ? *size <= kMaxEntryBytes && MayBegin(bytes, *size)
+                             : head.size() < kMaxVarintBytes;
+  if (!possible || (whole && !entry->ParseFromString(bytes))) {
+    return absl::DataLossError(
+        absl::StrCat(read, " bytes from offset ", offset_,
+                     " are no entry: the file was damaged, or something else "
+                     "wrote to it"));
+  }
+  offset_ += read;
+  if (!whole) torn_bytes_ = read;
+  if (entry->has_end()) why_ended_ = entry->end().why();
+  return whole && !entry->has_end();
 }
 
 absl::Status Replay::Start(RouterObserver* observer) {
   v1::SessionEntry entry;
-  if (!Read(&entry) || !entry.has_start()) {
+  const absl::StatusOr<bool> read = Read(&entry);
+  if (!read.ok() || !*read || !entry.has_start()) {
     return absl::InvalidArgumentError("is no recorded session");
   }
   const v1::SessionStart& start = entry.start();
@@ -346,7 +418,9 @@ absl::Status Replay::ReadOutcome() {
   v1::SessionEntry entry;
   outcome_.Clear();
   clock_ = random_next_ = unsent_ = text_ = acts_next_ = 0;
-  if (!Read(&entry)) {
+  const absl::StatusOr<bool> read = Read(&entry);
+  if (!read.ok()) return read.status();
+  if (!*read) {
     ended_within_ = true;
   } else if (!entry.has_outcome()) {
     return NotRecorded("an input without an outcome");
@@ -375,7 +449,14 @@ absl::Status Replay::CheckOutcome() {
 
 absl::StatusOr<bool> Replay::Step() {
   v1::SessionEntry entry;
-  if (ended_within_ || !Read(&entry)) return false;
+  if (ended_within_) return false;
+  const absl::StatusOr<bool> read = Read(&entry);
+  if (!read.ok()) {
+    return Annotate(read.status(),
+                    absl::StrFormat("behind input %d, after %.6f s", inputs_,
+                                    absl::ToDoubleSeconds(elapsed())));
+  }
+  if (!*read) return false;
   absl::Status status = ReadOutcome();
   ++inputs_;
   std::string name = NameOf(entry);

@@ -21,10 +21,6 @@
 #include "router/core/core.h"
 #include "tandem/v1/session.pb.h"
 
-namespace google::protobuf::io {
-class ZeroCopyInputStream;
-}
-
 namespace tandem::router::session {
 
 class Replay {
@@ -36,7 +32,8 @@ class Replay {
   ~Replay();
 
   // One input. False: that was the end. ABORTED: the core did not do what it
-  // did then. INVALID_ARGUMENT: that cannot have been recorded.
+  // did then. INVALID_ARGUMENT: that cannot have been recorded. DATA_LOSS: what
+  // follows cannot be read, and is more than a last write that was cut short.
   absl::StatusOr<bool> Step();
   // To the end.
   absl::Status Run();
@@ -49,8 +46,12 @@ class Replay {
   int64_t acts() const { return acts_; }
   // Of its clock, in the last input.
   absl::Duration elapsed() const { return now_ - began_; }
-  // The process ended in the last input: what it did there is not known.
+  // The recording ends in the last input: what was done there is not known.
   bool ended_within() const { return ended_within_; }
+  // At the end, of an entry that was not written whole.
+  int64_t torn_bytes() const { return torn_bytes_; }
+  // Why the recorder ended before the session did; empty: it did not say so.
+  const std::string& why_ended() const { return why_ended_; }
 
  private:
   class Inbox;
@@ -65,7 +66,8 @@ class Replay {
 
   explicit Replay(std::istream* in);
   absl::Status Start(RouterObserver* observer);
-  bool Read(v1::SessionEntry* entry);
+  // False: there is none.
+  absl::StatusOr<bool> Read(v1::SessionEntry* entry);
   // Reads what the core did in the input under way.
   absl::Status ReadOutcome();
   absl::Status CheckOutcome();
@@ -85,13 +87,16 @@ class Replay {
   std::string NameOf(const v1::SessionAct& act) const;
   std::string NameOf(const v1::SessionEntry& entry) const;
 
-  const std::unique_ptr<google::protobuf::io::ZeroCopyInputStream> in_;
+  std::istream* const in_;
+  int64_t offset_ = 0;  // of what was read
   std::string version_;
   int64_t inputs_ = 0;
   int64_t acts_ = 0;
   absl::Time began_;
   absl::Time now_;
   bool ended_within_ = false;
+  int64_t torn_bytes_ = 0;
+  std::string why_ended_;
   std::string diverged_;  // empty: not yet
 
   // Of the input under way, and how much of it the core has asked for.

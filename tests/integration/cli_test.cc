@@ -463,14 +463,23 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
                      HasSubstr(" adapter verse not loaded"),
                      HasSubstr(" ended OK, 5 tokens, 0 failures"),
                      HasSubstr("the same "), Not(HasSubstr("Zanzibar"))));
-  // A request in flight where it is cut did not end.
+  // A request in flight where it is cut did not end; what is damaged does not
+  // pass for an end.
   const std::string bytes = Shell("cat " + flights + "/*.session").output;
   const std::string begun = flights + "/begun.session";
   const size_t submit = EndOfFirstSubmit(bytes);
   std::ofstream(begun) << bytes.substr(0, submit);
   const Result cut = Shell(Tandem("replay " + begun + " 2>&1"));
   EXPECT_EQ(cut.code, 0);
-  EXPECT_THAT(cut.output, Not(HasSubstr(" ended ")));
+  EXPECT_THAT(
+      cut.output,
+      testing::AllOf(HasSubstr("; the recording ends within the last input\n"),
+                     Not(HasSubstr(" ended "))));
+  std::ofstream(begun) << bytes.substr(0, submit) << std::string(40, '\xff');
+  const Result damaged = Shell(Tandem("replay " + begun + " 2>&1"));
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_THAT(damaged.output, HasSubstr(absl::StrCat(" bytes from offset ",
+                                                     submit, " are no entry")));
   std::filesystem::remove_all(flights);
 }
 

@@ -45,14 +45,24 @@ std::string Bytes(const std::vector<v1::SessionEntry>& entries) {
   return out.str();
 }
 
+// What a replay tells of the end of its recording.
+struct Ending {
+  bool within = false;
+  int64_t torn_bytes = 0;
+  std::string why;
+};
+
 // Of a replay of these bytes, to its end.
-absl::Status Replayed(const std::string& bytes, bool* ended_within = nullptr) {
+absl::Status Replayed(const std::string& bytes, Ending* ending = nullptr) {
   std::istringstream in(bytes);
   RouterObserver nobody;
   const auto replay = Replay::Create(&in, &nobody);
   if (!replay.ok()) return replay.status();
   const absl::Status status = (*replay)->Run();
-  if (ended_within != nullptr) *ended_within = (*replay)->ended_within();
+  if (ending != nullptr) {
+    *ending = {(*replay)->ended_within(), (*replay)->torn_bytes(),
+               (*replay)->why_ended()};
+  }
   return status;
 }
 
@@ -104,16 +114,47 @@ TEST(SessionTest, WhereverAProcessEndsItsSessionReplaysSoFar) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const std::string entry = Bytes({entries[i]});
     if (i >= 2) {
-      // Behind it all but the last byte of the next one.
-      bool ended_within = false;
-      const absl::Status torn =
-          Replayed(so_far + entry.substr(0, entry.size() - 1), &ended_within);
-      EXPECT_EQ(torn, absl::OkStatus()) << i;
-      EXPECT_EQ(ended_within, entries[i].has_outcome()) << i;
+      // Behind it nothing of the next one, its first byte, half of it, or all
+      // but its last byte.
+      for (const size_t written :
+           {size_t{0}, size_t{1}, entry.size() / 2, entry.size() - 1}) {
+        Ending ending;
+        const absl::Status torn =
+            Replayed(so_far + entry.substr(0, written), &ending);
+        EXPECT_EQ(torn, absl::OkStatus()) << i << " " << written;
+        EXPECT_EQ(ending.within, entries[i].has_outcome()) << i;
+        EXPECT_EQ(ending.torn_bytes, static_cast<int64_t>(written)) << i;
+        EXPECT_EQ(ending.why, "");
+      }
     }
     so_far += entry;
   }
   EXPECT_EQ(so_far, session);
+}
+
+// Also where the length that is damaged reaches beyond the file's end, as that
+// of a last write that was cut short does.
+TEST(SessionTest, ADamagedEntryIsNotTakenForTheEnd) {
+  const std::string session = Session();
+  const std::vector<v1::SessionEntry> entries = Entries(session);
+  const auto damaged = [&](size_t at, int bit, size_t entry_at) {
+    std::string bytes = session;
+    bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
+    const absl::Status status = Replayed(bytes);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss)
+        << at << " " << bit << ": " << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat(" bytes from offset ", entry_at,
+                                       " are no entry")));
+  };
+  size_t offset = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const size_t size = Bytes({entries[i]}).size();
+    if (i >= 2 && size < 128 && i + 1 < entries.size()) {
+      for (int bit = 0; bit < 8; ++bit) damaged(offset, bit, offset);
+    }
+    offset += size;
+  }
 }
 
 // Another decision, time, number or text than then is found, and where.
@@ -233,7 +274,9 @@ TEST(SessionTest, EndsAtItsBound) {
   ASSERT_EQ(told.size(), 1u);
   EXPECT_EQ(told[0].code(), absl::StatusCode::kResourceExhausted);
   EXPECT_LE(out.str().size(), 4096u);
-  EXPECT_EQ(Replayed(out.str()), absl::OkStatus());
+  Ending ending;
+  EXPECT_EQ(Replayed(out.str(), &ending), absl::OkStatus());
+  EXPECT_EQ(ending.why, told[0].message());
   w.around_recorder = true;  // two cores share its loop
 }
 
