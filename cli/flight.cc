@@ -7,9 +7,12 @@
 #include <iostream>
 #include <map>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -36,6 +39,8 @@ bool ParseSeconds(absl::string_view text, absl::Duration* out) {
 struct Line {
   absl::Time time;
   std::string text;
+  // Of the process, which says it again in its next file.
+  absl::Duration monotonic = absl::ZeroDuration();
 };
 
 // One process's record as it was written, with its head as the last line.
@@ -93,13 +98,55 @@ absl::Status Read(const std::filesystem::path& path, const std::string& request,
       continue;
     }
     lines->push_back({absl::UnixEpoch() + time + flight.to_wall,
-                      absl::StrCat(flight.process, " ", parts[2])});
+                      absl::StrCat(flight.process, " ", parts[2]), time});
   }
   if (flight.process.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(path.string(), " is no flight record"));
   }
   return absl::OkStatus();
+}
+
+// The *.flight of a directory, or the file itself.
+absl::StatusOr<std::vector<std::filesystem::path>> Files(
+    const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    return std::vector<std::filesystem::path>{path};
+  }
+  std::vector<std::filesystem::path> files;
+  for (std::filesystem::directory_iterator entry(path, error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (entry->path().extension() == ".flight") files.push_back(*entry);
+  }
+  if (error) {
+    return absl::NotFoundError(
+        absl::StrCat("cannot read ", path, ": ", error.message()));
+  }
+  if (files.empty()) {
+    return absl::NotFoundError(absl::StrCat(path, " has no *.flight"));
+  }
+  return files;
+}
+
+// One story by time. What a process tells in two of its files is told once,
+// though its clock was set between them.
+void Merge(std::vector<Line>* lines) {
+  const auto same = [](const Line& line) {
+    return std::tie(line.monotonic, line.text);
+  };
+  std::stable_sort(
+      lines->begin(), lines->end(),
+      [&](const Line& a, const Line& b) { return same(a) < same(b); });
+  lines->erase(std::unique(lines->begin(), lines->end(),
+                           [&](const Line& a, const Line& b) {
+                             return a.monotonic != absl::ZeroDuration() &&
+                                    same(a) == same(b);
+                           }),
+               lines->end());
+  std::stable_sort(
+      lines->begin(), lines->end(),
+      [](const Line& a, const Line& b) { return a.time < b.time; });
 }
 
 }  // namespace
@@ -115,25 +162,18 @@ void FlightCommand::AddTo(CommandLine* line) {
 }
 
 absl::Status FlightCommand::Run() {
-  std::vector<std::filesystem::path> files = {path_};
-  std::error_code error;
-  if (std::filesystem::is_directory(path_, error)) {
-    files.clear();
-    for (std::filesystem::directory_iterator entry(path_, error), end;
-         !error && entry != end; entry.increment(error)) {
-      if (entry->path().extension() == ".flight") files.push_back(*entry);
-    }
-    if (files.empty()) {
-      return absl::NotFoundError(absl::StrCat(path_, " has no *.flight"));
-    }
-  }
-  // The record has an id's first half.
+  const absl::StatusOr<std::vector<std::filesystem::path>> files = Files(path_);
+  if (!files.ok()) return files.status();
+  // The record has an id's first half, in lower case.
   const std::string request =
-      request_.empty() ? "" : absl::StrCat(" request=", request_.substr(0, 16));
+      request_.empty()
+          ? ""
+          : absl::StrCat(" request=",
+                         absl::AsciiStrToLower(request_.substr(0, 16)));
   std::vector<Line> lines;
   bool any = false;
   absl::Status failed;
-  for (const std::filesystem::path& path : files) {
+  for (const std::filesystem::path& path : *files) {
     const absl::Status read = Read(path, request, &lines);
     if (read.ok()) {
       any = true;
@@ -141,12 +181,16 @@ absl::Status FlightCommand::Run() {
     }
     failed = read;
     // The others still tell their part.
-    if (files.size() > 1) std::cerr << "left out: " << read.message() << "\n";
+    if (files->size() > 1) std::cerr << "left out: " << read.message() << "\n";
   }
   if (!any) return failed;
-  std::stable_sort(
-      lines.begin(), lines.end(),
-      [](const Line& a, const Line& b) { return a.time < b.time; });
+  if (lines.empty() && !request.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("no record of that request in ", path_,
+                     ": --request is its internal_id, hex digits as logs and "
+                     "`tandem status --json` have them"));
+  }
+  Merge(&lines);
   for (const Line& line : lines) {
     std::cout << absl::FormatTime("%H:%M:%E6S", line.time, absl::UTCTimeZone())
               << " " << line.text << "\n";

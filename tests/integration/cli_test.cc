@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -736,6 +737,45 @@ TEST(CliTest, AWorkerOnEveryAddressMustSayItsOwn) {
     EXPECT_EQ(taken.code, 1) << taken.output;
     EXPECT_THAT(taken.output, HasSubstr("/no/such/model"));
   }
+}
+
+TEST(CliTest, WhatAProcessLeftTwiceIsToldOnce) {
+  const std::string directory =
+      absl::StrCat(testing::TempDir(), "/told-once-", getpid());
+  std::filesystem::create_directories(directory);
+  const std::string both =
+      "1.000000000 decode granted request=0123456789abcdef\n"
+      "1.000000001 decode granted request=0123456789abcdef\n";
+  // Its clock was set between the two.
+  std::ofstream(directory + "/a-request.flight")
+      << "# decode pid=7 monotonic=2.000000000 wall=100.000000000 signal=10\n"
+      << both;
+  std::ofstream(directory + "/a-crash.flight")
+      << "# decode pid=7 monotonic=3.000000000 wall=101.000000009 signal=11\n"
+      << both << "2.500000000 decode step sequences=1\n";
+  const std::string flight = "flight " + directory;
+  const Result all = Shell(Tandem(flight));
+  EXPECT_EQ(std::count(all.output.begin(), all.output.end(), '\n'), 5)
+      << all.output;
+  const Result one = Shell(Tandem(flight + " --request 0123456789ABCDEF00FF"));
+  EXPECT_EQ(std::count(one.output.begin(), one.output.end(), '\n'), 2)
+      << one.output;
+  for (const char* const other : {"0123456789abcdee", "mine"}) {
+    const Result none = Shell(Tandem(flight + " --request " + other + " 2>&1"));
+    EXPECT_EQ(none.code, 1);
+    EXPECT_THAT(none.output, HasSubstr("no record of that request in"));
+  }
+  // As somebody whom the directory's mode concerns, where that can be.
+  const std::string nobody =
+      geteuid() != 0 ? ""
+                     : "setpriv --reuid 65534 --regid 65534 --clear-groups ";
+  std::filesystem::permissions(directory, std::filesystem::perms::none);
+  if (Shell(nobody + Tandem("version 2>&1")).code == 0) {
+    EXPECT_THAT(Shell(nobody + Tandem(flight + " 2>&1")).output,
+                HasSubstr(directory + ": Permission denied"));
+  }
+  std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
+  std::filesystem::remove_all(directory);
 }
 
 TEST(CliTest, FlagsThatCannotBeMeantEndWithTwo) {
