@@ -17,6 +17,7 @@ namespace {
 // A load report comes four times a second.
 constexpr double kSilentSeconds = 2;
 constexpr double kFull = 0.95;
+constexpr char kNumerics[] = "numerics";
 
 double Seconds(const google::protobuf::Duration& value) {
   return static_cast<double>(value.seconds()) + value.nanos() * 1e-9;
@@ -26,26 +27,40 @@ double Seconds(const google::protobuf::Duration& value) {
 void CompareWorkers(const v1::GetClusterStateResponse& state, Checks* checks) {
   std::map<std::string, std::set<std::string>> values;
   uint32_t least = 0, most = UINT32_MAX;
+  bool mixed = true;
   for (const v1::WorkerStatus& worker : state.workers()) {
     for (const auto& [field, value] : worker.hello().fingerprint()) {
       values[field].insert(value);
     }
+    mixed = mixed && worker.hello().mixed_numerics();
     least = std::max(least, worker.hello().protocol_min());
     most = std::min(most, worker.hello().protocol_max());
   }
   if (state.workers_size() < 2) return;
   bool equal = true;
+  std::string but;
   for (const auto& [field, different] : values) {
     if (different.size() < 2) continue;
+    if (field == kNumerics && mixed) {
+      but =
+          " but for numerics, as --mixed-numerics allows: an answer may depend "
+          "on the workers that compute it";
+      continue;
+    }
     equal = false;
     checks->push_back(
         {Verdict::kFail, "fingerprint",
          absl::StrCat(field, " differs: ", *different.begin(), " and ",
                       *different.rbegin(),
-                      "; start all workers with one model and one build")});
+                      field == kNumerics
+                          ? "; start all workers with the same formats on the "
+                            "same kind of device, or all with --mixed-numerics"
+                          : "; start all workers with one model and one "
+                            "build")});
   }
   if (equal) {
-    checks->push_back({Verdict::kOk, "fingerprint", "equal on all workers"});
+    checks->push_back(
+        {Verdict::kOk, "fingerprint", "equal on all workers" + but});
   }
   checks->push_back(
       least <= most

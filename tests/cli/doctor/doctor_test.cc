@@ -100,6 +100,17 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
                ->mutable_fingerprint())["weights"] = "v";
        },
        "fingerprint", "weights differs", "one model and one build"},
+      {"different numerics",
+       [](State* s) {
+         s->mutable_workers(0)->mutable_hello()->set_mixed_numerics(true);
+         (*s->mutable_workers(0)
+               ->mutable_hello()
+               ->mutable_fingerprint())["numerics"] = "cuda";
+         (*s->mutable_workers(1)
+               ->mutable_hello()
+               ->mutable_fingerprint())["numerics"] = "cpu";
+       },
+       "fingerprint", "numerics differs: cpu and cuda", "--mixed-numerics"},
       {"protocol versions apart",
        [](State* s) {
          s->mutable_workers(1)->mutable_hello()->set_protocol_min(2);
@@ -170,6 +181,23 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
     EXPECT_TRUE(absl::StrContains(wrong[0].text, seed.reason)) << text;
     EXPECT_TRUE(absl::StrContains(wrong[0].text, seed.remedy)) << text;
   }
+}
+
+TEST(DoctorTest, NumericsMayDifferWhereAllWorkersAllowIt) {
+  v1::GetClusterStateResponse state = Healthy();
+  for (v1::WorkerStatus& worker : *state.mutable_workers()) {
+    v1::WorkerHello* const hello = worker.mutable_hello();
+    hello->set_mixed_numerics(true);
+    (*hello->mutable_fingerprint())["numerics"] = hello->worker().worker_id();
+  }
+  EXPECT_EQ(ChecksText(Wrong(All(state)), false), "");
+  EXPECT_TRUE(absl::StrContains(ChecksText(All(state), false),
+                                "but for numerics, as --mixed-numerics"));
+  (*state.mutable_workers(0)
+        ->mutable_hello()
+        ->mutable_fingerprint())["weights"] = "v";
+  EXPECT_TRUE(absl::StrContains(ChecksText(Wrong(All(state)), false),
+                                "weights differs"));
 }
 
 TEST(DoctorTest, AnEndpointThatCannotBeReachedSaysWhy) {
