@@ -123,7 +123,8 @@ void CheckRoom(const v1::GetClusterStateResponse& state, Checks* checks) {
     const double all = used + load.blocks_free() + load.blocks_cached();
     if (worker.hello().role() != v1::WORKER_ROLE_DECODE || all == 0) continue;
     ++decode;
-    full += used / all > kFull ||
+    // The router knows of any reason, once it was told it.
+    full += worker.full() || used / all > kFull ||
             load.running() + load.waiting() >= worker.hello().max_num_seqs();
   }
   const int queued = state.requests().queued();
@@ -133,14 +134,15 @@ void CheckRoom(const v1::GetClusterStateResponse& state, Checks* checks) {
          absl::StrCat("every decode worker is full, and ", queued,
                       " requests wait: add decode workers, or give them more "
                       "KV (--kv-cache-dtype, memory) or slots "
-                      "(--max-num-seqs)")});
+                      "(--max-num-seqs, --max-requests)")});
   } else if (queued > 0 && decode > 0) {
     checks->push_back(
         {Verdict::kWarn, "room",
          absl::StrCat(queued,
-                      " requests wait though a decode worker has room: they "
-                      "may be too long for it, or need an adapter or a "
-                      "version that it has not")});
+                      " requests wait though a decode worker seems to have "
+                      "room: they may be too long for it, or need an adapter "
+                      "or a version that it has not; where they move on, it "
+                      "was full a moment ago")});
   } else if (decode > 0) {
     checks->push_back({Verdict::kOk, "room", "nothing waits"});
   }

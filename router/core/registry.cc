@@ -620,6 +620,7 @@ void Registry::Describe(v1::GetClusterStateResponse* state) const {
     status->set_cached_hashes(static_cast<int>(worker->cached.size()));
     status->set_placeable(Placeable(*worker));
     status->set_losses(worker->losses);
+    status->set_full(Full(*worker));
     if (status->placeable()) continue;
     const auto avoided = avoided_workers_.entries().find(id);
     if (cordoned_.contains(id)) {

@@ -128,9 +128,15 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
       {"no slot",
        [](State* s) { s->mutable_workers(1)->mutable_load()->set_running(8); },
        "room", "every decode worker is full", "--max-num-seqs"},
+      {"a worker that refuses for another reason",
+       [](State* s) {
+         s->mutable_workers(1)->set_full(true);
+         s->mutable_requests()->set_queued(5);
+       },
+       "room", "every decode worker is full, and 5", "--max-requests"},
       {"requests that nobody can take",
        [](State* s) { s->mutable_requests()->set_queued(1); }, "room",
-       "1 requests wait though a decode worker has room", "too long"},
+       "1 requests wait though a decode worker seems to have room", "too long"},
       {"a worker that is avoided",
        [](State* s) {
          s->mutable_workers(0)->set_placeable(false);

@@ -123,6 +123,22 @@ TEST(RegistryTest, PairsThatDifferAreNamedFieldByField) {
   EXPECT_EQ(state.in_flight(0).phase(), "opening");
 }
 
+TEST(RegistryTest, AWorkerThatRefusesIsShownAsFullForAMoment) {
+  World w;
+  w.Decode("d0");
+  w.Submit(World::Ask());
+  const auto full = [&] { return w.core->State(false).workers(0).full(); };
+  EXPECT_FALSE(full());
+  w.decodes[0].Break(absl::ResourceExhaustedError("no slot"));
+  w.Settle();
+  EXPECT_TRUE(full());
+  w.RunFor(absl::Milliseconds(60));
+  ASSERT_EQ(w.decodes.size(), 2u);
+  w.decodes[1].Say(World::Opened(1, "t"));
+  w.RunFor(absl::Milliseconds(60));
+  EXPECT_FALSE(full());
+}
+
 TEST(RegistryTest, NumericsMayDifferWhereBothAllowIt) {
   for (const bool decode_allows : {false, true}) {
     World w;
