@@ -17,6 +17,8 @@ namespace {
 // A load report comes four times a second.
 constexpr double kSilentSeconds = 2;
 constexpr double kFull = 0.95;
+// One that is turned away comes again within 6.25 s.
+constexpr double kTriesAgainSeconds = 10;
 constexpr char kNumerics[] = "numerics";
 
 double Seconds(const google::protobuf::Duration& value) {
@@ -148,6 +150,16 @@ void CheckRoom(const v1::GetClusterStateResponse& state, Checks* checks) {
   }
 }
 
+// A while after its last try it may well have gone.
+void CheckRejected(const v1::RejectedWorker& worker, Checks* checks) {
+  const double age = Seconds(worker.age());
+  const bool gone = age > kTriesAgainSeconds;
+  checks->push_back(
+      {gone ? Verdict::kWarn : Verdict::kFail, worker.worker_id(),
+       absl::StrFormat("was rejected: %s (%.0f s ago%s)", worker.reason(), age,
+                       gone ? ", and has not come again" : "")});
+}
+
 void CheckPairs(const v1::GetClusterStateResponse& state, Checks* checks) {
   for (const v1::AvoidedPair& pair : state.avoided_pairs()) {
     const std::string names = absl::StrCat(
@@ -182,8 +194,7 @@ void CheckCluster(const v1::GetClusterStateResponse& state,
     CheckWorker(worker, reach(worker.hello().worker().endpoint()), checks);
   }
   for (const v1::RejectedWorker& worker : state.rejected()) {
-    checks->push_back({Verdict::kFail, worker.worker_id(),
-                       "was rejected: " + worker.reason()});
+    CheckRejected(worker, checks);
   }
   if (!decode) {
     checks->push_back({Verdict::kFail, "workers",

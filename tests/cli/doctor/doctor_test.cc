@@ -165,7 +165,7 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
          worker->set_worker_id("d7");
          worker->set_reason("the certificate is of router");
        },
-       "d7", "the certificate is of router", "rejected"},
+       "d7", "rejected: the certificate is of router (0 s ago)", ""},
       {"no decode worker", [](State* s) { s->mutable_workers()->RemoveLast(); },
        "workers", "no decode worker", "--router"},
       {"a router that drains", [](State* s) { s->set_draining(true); },
@@ -204,6 +204,19 @@ TEST(DoctorTest, NumericsMayDifferWhereAllWorkersAllowIt) {
         ->mutable_fingerprint())["weights"] = "v";
   EXPECT_TRUE(absl::StrContains(ChecksText(Wrong(All(state)), false),
                                 "weights differs"));
+}
+
+// It comes again within seconds, or it has gone.
+TEST(DoctorTest, ARejectionThatIsOverIsNoFailure) {
+  for (const int age : {9, 11}) {
+    v1::GetClusterStateResponse state = Healthy();
+    state.add_rejected()->mutable_age()->set_seconds(age);
+    const Checks wrong = Wrong(All(state));
+    ASSERT_EQ(wrong.size(), 1u);
+    EXPECT_EQ(wrong[0].verdict, age < 10 ? Verdict::kFail : Verdict::kWarn);
+    EXPECT_TRUE(
+        absl::StrContains(wrong[0].text, absl::StrCat("(", age, " s ago")));
+  }
 }
 
 TEST(DoctorTest, AnEndpointThatCannotBeReachedSaysWhy) {
