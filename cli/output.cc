@@ -7,8 +7,13 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 
 namespace tandem::cli {
+
+std::string InOneLine(std::string_view text) {
+  return ForTerminal(JsonEscaped(text, /*quotes=*/false));
+}
 
 absl::Status FlushOutput() {
   errno = 0;

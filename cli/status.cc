@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/output.h"
 #include "cli/watch.h"
 #include "common/lifecycle.h"
 #include "common/rpc/status.h"
@@ -25,13 +26,13 @@ std::string RoleName(v1::WorkerRole role) {
 std::string WorkerLine(const v1::WorkerStatus& worker) {
   const v1::WorkerHello& hello = worker.hello();
   const v1::WorkerLoad& load = worker.load();
-  return absl::StrFormat("  %-16s %-8s %-10s %5d %7d %8d %7d %6d %6d %6d  %s\n",
-                         hello.worker().worker_id(), RoleName(hello.role()),
-                         worker.placeable() ? "ready" : worker.reason(),
-                         load.running(), load.waiting(), load.queued_tokens(),
-                         load.blocks_free(), load.blocks_reserved(),
-                         load.blocks_live(), load.blocks_cached(),
-                         hello.http_endpoint());
+  return absl::StrFormat(
+      "  %-16s %-8s %-10s %5d %7d %8d %7d %6d %6d %6d  %s\n",
+      InOneLine(hello.worker().worker_id()), RoleName(hello.role()),
+      worker.placeable() ? "ready" : InOneLine(worker.reason()), load.running(),
+      load.waiting(), load.queued_tokens(), load.blocks_free(),
+      load.blocks_reserved(), load.blocks_live(), load.blocks_cached(),
+      InOneLine(hello.http_endpoint()));
 }
 
 // "3 of 8", or "3" where nothing bounds it.
@@ -97,14 +98,14 @@ std::string StatusTable(const v1::GetClusterStateResponse& state) {
              tenant.tokens_per_minute()));
   }
   for (const v1::AvoidedPair& pair : state.avoided_pairs()) {
-    absl::StrAppend(&table, "  avoided: ", pair.prefill_worker_id(), " -> ",
-                    pair.decode_worker_id(),
-                    pair.way().empty() ? "" : " by " + pair.way(), ": ",
-                    pair.reason(), "\n");
+    absl::StrAppend(&table, "  avoided: ", InOneLine(pair.prefill_worker_id()),
+                    " -> ", InOneLine(pair.decode_worker_id()),
+                    pair.way().empty() ? "" : " by " + InOneLine(pair.way()),
+                    ": ", InOneLine(pair.reason()), "\n");
   }
   for (const v1::RejectedWorker& worker : state.rejected()) {
-    absl::StrAppend(&table, "  rejected: ", worker.worker_id(), ": ",
-                    worker.reason(), "\n");
+    absl::StrAppend(&table, "  rejected: ", InOneLine(worker.worker_id()), ": ",
+                    InOneLine(worker.reason()), "\n");
   }
   return table;
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "cli/output.h"
 #include "cli/status.h"
 #include "common/lifecycle.h"
 #include "common/rpc/credentials.h"
@@ -38,7 +39,8 @@ std::string ChecksText(const Checks& checks, bool colour) {
     absl::StrAppend(&text, colour ? absl::StrCat("\033[", tint, "m") : "",
                     absl::StrFormat("%-4s", Name(check.verdict)),
                     colour ? "\033[0m" : "",
-                    absl::StrFormat("  %-12s %s\n", check.what, check.text));
+                    absl::StrFormat("  %-12s %s\n", cli::InOneLine(check.what),
+                                    cli::InOneLine(check.text)));
   }
   return text;
 }

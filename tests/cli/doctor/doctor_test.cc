@@ -11,6 +11,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/status.h"
 #include "common/http/server.h"
 
 namespace tandem::doctor {
@@ -216,6 +218,30 @@ TEST(DoctorTest, ARejectionThatIsOverIsNoFailure) {
     EXPECT_EQ(wrong[0].verdict, age < 10 ? Verdict::kFail : Verdict::kWarn);
     EXPECT_TRUE(
         absl::StrContains(wrong[0].text, absl::StrCat("(", age, " s ago")));
+  }
+}
+
+TEST(DoctorTest, WorkersTextSteersNoTerminal) {
+  v1::GetClusterStateResponse state = Healthy();
+  v1::WorkerStatus* const worker = state.mutable_workers(1);
+  worker->mutable_hello()->mutable_worker()->set_worker_id("d\x1b[2J");
+  worker->mutable_hello()->set_http_endpoint("h\x1b[3J");
+  worker->set_placeable(false);
+  worker->set_reason(
+      "avoided: \xc2\x9b"
+      "1m\n  all is well");
+  v1::AvoidedPair* const pair = state.add_avoided_pairs();
+  pair->set_decode_worker_id("d\x1b[4J");
+  pair->set_reason("\x1b[5J");
+  v1::RejectedWorker* const rejected = state.add_rejected();
+  rejected->set_worker_id("\x1b[6J");
+  rejected->set_reason("\x1b[7J");
+  for (const std::string& text :
+       {ChecksText(All(state), false), cli::StatusTable(state)}) {
+    EXPECT_EQ(text.find('\x1b'), std::string::npos) << text;
+    EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos) << text;
+    EXPECT_EQ(text.find("\n  all"), std::string::npos) << text;
+    EXPECT_TRUE(absl::StrContains(text, "\\u001b[7J")) << text;
   }
 }
 
