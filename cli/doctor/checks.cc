@@ -253,6 +253,16 @@ void CheckCertificates(const TlsFlags& tls, absl::Time now, Checks* checks) {
   };
   if (!read->cert.empty()) check(read->cert, tls.cert, read->mutual());
   if (!read->ca.empty()) check(read->ca, tls.ca, false);
+  if (!read->mutual()) return;
+  const absl::Status issued = rpc::CheckIssuer(read->cert, read->ca);
+  if (issued.ok()) return;
+  checks->push_back(
+      {Verdict::kFail, "tls",
+       absl::StrCat(tls.cert, " is of no authority of ", tls.ca, " (",
+                    Message(issued),
+                    "): every peer with that --tls-ca refuses it; have it "
+                    "issued by one of them, with the certificates between in "
+                    "the same file")});
 }
 
 namespace {

@@ -18,6 +18,12 @@ struct Validity {
 // Of the first certificate of `pem`. INVALID_ARGUMENT: it has none.
 absl::StatusOr<Validity> ValidityOf(const std::string& pem);
 
+// Whether the first certificate of `chain` was issued by one of `authorities`,
+// by way of the others of `chain`, whatever the time and its use.
+// INVALID_ARGUMENT: it was not, or they hold none.
+absl::Status CheckIssuer(const std::string& chain,
+                         const std::string& authorities);
+
 // Whether it may take the place of one in use: INVALID_ARGUMENT, naming `flag`,
 // if it has expired. One that is not valid yet may, since nobody would come
 // back for it.

@@ -52,6 +52,17 @@ Certificate ReadCertificate(const std::string& pem) {
   return {PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr), X509_free};
 }
 
+std::vector<Certificate> ReadCertificates(const std::string& pem) {
+  const std::unique_ptr<BIO, int (*)(BIO*)> text(
+      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), BIO_free);
+  std::vector<Certificate> all;
+  while (X509* const next =
+             PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr)) {
+    all.emplace_back(next, X509_free);
+  }
+  return all;
+}
+
 absl::Time TimeOf(const ASN1_TIME* time) {
   tm parts{};
   if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
@@ -196,6 +207,30 @@ absl::StatusOr<Validity> ValidityOf(const std::string& pem) {
   }
   return Validity{TimeOf(X509_get0_notBefore(certificate.get())),
                   TimeOf(X509_get0_notAfter(certificate.get()))};
+}
+
+absl::Status CheckIssuer(const std::string& chain,
+                         const std::string& authorities) {
+  const std::unique_ptr<X509_STORE, void (*)(X509_STORE*)> store(
+      X509_STORE_new(), X509_STORE_free);
+  for (const Certificate& authority : ReadCertificates(authorities)) {
+    X509_STORE_add_cert(store.get(), authority.get());
+  }
+  // An authority of `authorities` need be nobody's root, as with gRPC.
+  X509_STORE_set_flags(store.get(),
+                       X509_V_FLAG_NO_CHECK_TIME | X509_V_FLAG_PARTIAL_CHAIN);
+  const std::vector<Certificate> all = ReadCertificates(chain);
+  if (all.empty()) return absl::InvalidArgumentError("is no certificate");
+  const std::unique_ptr<STACK_OF(X509), void (*)(STACK_OF(X509)*)> between(
+      sk_X509_new_null(), [](STACK_OF(X509) * stack) { sk_X509_free(stack); });
+  for (const Certificate& one : all) sk_X509_push(between.get(), one.get());
+  const std::unique_ptr<X509_STORE_CTX, void (*)(X509_STORE_CTX*)> context(
+      X509_STORE_CTX_new(), X509_STORE_CTX_free);
+  X509_STORE_CTX_init(context.get(), store.get(), all[0].get(), between.get());
+  X509_STORE_CTX_set_purpose(context.get(), X509_PURPOSE_ANY);
+  if (X509_verify_cert(context.get()) == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      X509_verify_cert_error_string(X509_STORE_CTX_get_error(context.get())));
 }
 
 absl::Status CheckNotExpired(const std::string& pem, std::string_view flag) {

@@ -5,7 +5,10 @@
 #include "cli/doctor/doctor.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -14,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "cli/status.h"
 #include "common/http/server.h"
+#include "tests/common/http/certificates.h"
 
 namespace tandem::doctor {
 namespace {
@@ -242,6 +246,42 @@ TEST(DoctorTest, WorkersTextSteersNoTerminal) {
     EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos) << text;
     EXPECT_EQ(text.find("\n  all"), std::string::npos) << text;
     EXPECT_TRUE(absl::StrContains(text, "\\u001b[7J")) << text;
+  }
+}
+
+class Files {
+ public:
+  Files() { std::filesystem::create_directories(directory_); }
+  ~Files() { std::filesystem::remove_all(directory_); }
+  std::string Write(const std::string& name, const std::string& text) const {
+    const std::string path = directory_ + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+
+ private:
+  const std::string directory_ =
+      absl::StrCat(testing::TempDir(), "/doctor-", getpid(), "/");
+};
+
+TEST(DoctorTest, ACertificateOfAnotherAuthorityIsNamed) {
+  const Authority ours("ours"), theirs("theirs");
+  const Files files;
+  const Pem leaf = ours.Issue(2, {"spiffe://tandem/router"});
+  TlsFlags tls;
+  tls.cert = files.Write("cert.pem", leaf.cert);
+  tls.key = files.Write("key.pem", leaf.key);
+  for (const Authority* const authority : {&ours, &theirs}) {
+    tls.ca = files.Write("ca.pem", authority->cert());
+    Checks checks;
+    CheckCertificates(tls, absl::Now(), &checks);
+    std::erase_if(checks, [](const Check& check) {
+      return check.verdict != Verdict::kFail;
+    });
+    EXPECT_EQ(checks.size(), authority == &ours ? 0u : 1u);
+    if (checks.empty()) continue;
+    EXPECT_TRUE(absl::StrContains(checks[0].text, "is of no authority of"))
+        << checks[0].text;
   }
 }
 
