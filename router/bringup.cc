@@ -33,7 +33,8 @@ bool FeedIsOn(const Flags& flags) {
 
 absl::Status Process::Start() {
   const absl::Time begun = absl::Now();
-  absl::Status status = Watchdog::CheckLimit(flags_.liveness_timeout);
+  absl::Status status = CheckPorts(flags_);
+  if (status.ok()) status = Watchdog::CheckLimit(flags_.liveness_timeout);
   if (status.ok()) status = LoadClusterTls();
   if (status.ok()) status = LoadModel();
   if (!status.ok()) return status;

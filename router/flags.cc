@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "router/flags.h"
 
+#include <array>
 #include <cstdint>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "common/lifecycle.h"
 
 namespace tandem::router {
 namespace {
@@ -241,6 +246,32 @@ void AddFlags(CommandLine* line, Flags* flags) {
   AddRequestLimits(line, flags);
   AddClusterTls(line, flags);
   AddLogs(line, flags);
+}
+
+absl::Status CheckPorts(const Flags& flags) {
+  struct Port {
+    const char* flag;
+    std::string_view host;
+    int number;
+  };
+  const std::array<Port, 4> ports = {
+      {{"--grpc-port", flags.host, flags.grpc_port},
+       {"--port", flags.host, flags.http_port},
+       {"--internal-port", flags.internal_host, flags.internal_port},
+       {"--admin-port", "127.0.0.1", flags.admin_port}}};
+  const auto all = [](std::string_view host) {
+    return host == "0.0.0.0" || host == "::";
+  };
+  for (size_t i = 0; i < ports.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Port &a = ports[j], &b = ports[i];
+      if (a.number == 0 || a.number != b.number) continue;
+      if (a.host != b.host && !all(a.host) && !all(b.host)) continue;
+      return UsageError(absl::StrCat(a.flag, " and ", b.flag, " are both ",
+                                     a.number, ": give each its own"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tandem::router

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/flags.h"
 #include "common/memory_limit.h"
@@ -64,6 +65,9 @@ struct Flags {
 };
 
 void AddFlags(CommandLine* line, Flags* flags);
+
+// A UsageError where two of the router's own ports are one.
+absl::Status CheckPorts(const Flags& flags);
 
 }  // namespace tandem::router
 

@@ -781,6 +781,8 @@ TEST(CliTest, WhatAProcessLeftTwiceIsToldOnce) {
 TEST(CliTest, FlagsThatCannotBeMeantEndWithTwo) {
   const std::string worker =
       Cluster::BinaryPath("tandem-decode /no/such/model ");
+  const std::string router =
+      Cluster::BinaryPath("tandem-router /no/such/model ");
   const std::string folder = ::testing::TempDir();
   const std::pair<std::string, const char*> kCases[] = {
       {worker + "--router 127.0.0.1:1 --worker-id 'a b'", "--worker-id"},
@@ -790,11 +792,21 @@ TEST(CliTest, FlagsThatCannotBeMeantEndWithTwo) {
       {Tandem("status --watch --interval 0s"), "below 10ms"},
       {"timeout 10 " + Tandem("status --watch --admin garbage"),
        "--admin: 'garbage' is not an address"},
+      {router + "--grpc-port 7001 --internal-port 7001",
+       "--grpc-port and --internal-port are both 7001"},
+      {router + "--host 0.0.0.0 --allow-plaintext --port 50053",
+       "--port and --admin-port are both 50053"},
   };
   for (const auto& [command, says] : kCases) {
     const Result result = Shell(command + " 2>&1");
     EXPECT_EQ(result.code, 2) << command;
     EXPECT_THAT(result.output, HasSubstr(says)) << command;
+  }
+  // Free ones, and those of other addresses, are no collision.
+  for (const char* const ports :
+       {"--grpc-port 0 --port 0",
+        "--host 127.0.0.2 --grpc-port 7001 --internal-port 7001"}) {
+    EXPECT_EQ(Shell(router + ports + " 2>&1").code, 1) << ports;
   }
 }
 
