@@ -163,7 +163,9 @@ void AddLimits(CommandLine* line, Flags* flags) {
 void AddConnectionLimits(CommandLine* line, Flags* flags) {
   line->Group("Limits of connections");
   line->AddInt("max-http-connections", &flags->max_http_connections,
-               "Open at once; more are refused", {1, 1 << 16});
+               "Open at once; one more closes the one idle for longest, or is "
+               "refused where none is idle",
+               {1, 1 << 16});
   line->AddInt(
       "max-http-connections-per-peer", &flags->max_http_connections_per_peer,
       "Of them of one address, as all of a proxy's are; 0: all", {0, 1 << 16});

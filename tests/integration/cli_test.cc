@@ -546,6 +546,8 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     EXPECT_NE(result.output.find(c.says), std::string::npos)
         << c.arguments << ": " << result.output;
   }
+  EXPECT_THAT(Shell(Cluster::BinaryPath("tandem-router --help")).output,
+              Not(HasSubstr("more are refused")));
   // What the command line has wrong is so in every program.
   for (const std::string& command :
        {"tandem plan " + EmbeddedModel() + " --block-size 10",
