@@ -143,6 +143,8 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
     v1::LoraAdapter told = change.adapter;
     if (AdapterDigest(registry_->Find(id)->hello, name).empty()) {
       told.set_digest(digest);
+    } else {
+      change.had.insert(id);
     }
     SendLoad(id, told, Command::Of::kChange);
   }
@@ -251,12 +253,19 @@ void AdapterControl::OnAnswer(
     OnLateAnswer(command, answer);
     return;
   }
+  if (command.of == Command::Of::kNobody) {
+    OnNobodysAnswer(command, answer);
+    return;
+  }
   const auto it = changes_.find(command.name);
-  if (command.of != Command::Of::kChange || it == changes_.end()) return;
+  if (it == changes_.end()) return;
   Change& change = it->second;
   if (change.waiting.erase(command.worker_id) == 0) return;
-  // Only its stream may have broken: it is told when it comes back.
-  if (ErrorReason(answer.status()) == "WORKER_LOST" &&
+  // Only its stream may have broken: it is told when it comes back. What it had
+  // before a load is not of that load, and stays.
+  const bool keeps =
+      change.phase == Phase::kLoading && change.had.contains(command.worker_id);
+  if (ErrorReason(answer.status()) == "WORKER_LOST" && !keeps &&
       owed_.size() < kMaxOwed) {
     Owed& owed = owed_[command.worker_id];
     if (owed.incarnation != command.incarnation) {
@@ -570,6 +579,14 @@ void AdapterControl::OnLateAnswer(
   late.pause = std::clamp(late.pause * 2, kFirstPause, kLongestPause);
   late.next = loop_->Now() + late.pause;
   observer_->OnAdapter(command.name, "not loaded", answer.status());
+}
+
+void AdapterControl::OnNobodysAnswer(
+    const Command& command, const absl::StatusOr<v1::AdapterOutcome>& answer) {
+  if (absl::IsNotFound(answer.status())) return;  // it has never had it
+  const std::string what = absl::StrCat(answer.ok() ? "" : "not ",
+                                        "unloaded from ", command.worker_id);
+  observer_->OnAdapter(command.name, what, answer.status());
 }
 
 void AdapterControl::OnRequestEnded(const std::string& name) {

@@ -89,6 +89,7 @@ class AdapterControl {
     bool was_served = false;        // before: a load finds nothing to do
     v1::LoraAdapter adapter;        // name, path, digest
     std::set<std::string> waiting;  // workers that have not answered
+    std::set<std::string> had;      // of a load: it was there before
     std::set<std::string> fresh;    // have it by this load
     absl::Status problem;           // of the first worker that had one
     absl::Time due;
@@ -144,6 +145,9 @@ class AdapterControl {
                     const absl::StatusOr<v1::AdapterOutcome>& answer);
   void OnLateAnswer(const Command& command,
                     const absl::StatusOr<v1::AdapterOutcome>& answer);
+  // Of an unload on one worker, for the log alone.
+  void OnNobodysAnswer(const Command& command,
+                       const absl::StatusOr<v1::AdapterOutcome>& answer);
   // Goes on where nobody is waited for any more.
   void Advance(Changes::iterator it);
   void FinishLoad(Changes::iterator it);

@@ -89,7 +89,8 @@ class RouterObserver {
                          const std::string& second) {}
   virtual void OnEnded(const RequestSummary& summary) {}
   // "loaded", "unloaded" or, with a status, "not loaded", "not unloaded":
-  // on all workers, or on one that came later.
+  // on all workers, or on one that came later. "unloaded from ID": by a worker
+  // that had what the others have not.
   virtual void OnAdapter(const std::string& name, std::string_view what,
                          const absl::Status& status) {}
 

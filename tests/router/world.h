@@ -173,6 +173,10 @@ struct World final : Dialer, RouterObserver {
                  const std::string& second) override {
     told.push_back(absl::StrCat("suspect ", first, " ", second));
   }
+  void OnAdapter(const std::string& name, std::string_view what,
+                 const absl::Status&) override {
+    told.push_back(absl::StrCat("adapter ", name, " ", std::string(what)));
+  }
 
   static v1::WorkerHello Hello(const std::string& id, v1::WorkerRole role,
                                char incarnation = '1') {
@@ -376,7 +380,7 @@ struct World final : Dialer, RouterObserver {
   std::vector<RequestSummary> ended;
   int tokens_told = 0;            // of all requests
   std::vector<std::string> lost;  // attempts: cause, stage, pair
-  std::vector<std::string> told;  // of the cluster
+  std::vector<std::string> told;  // of the cluster and its adapters
   std::stringstream recorded;
   // The test calls parts of the core that no process calls.
   bool around_recorder = false;

@@ -281,7 +281,31 @@ TEST_F(AdapterControlTest, AWorkerLostWhileItLoadsUndoesTheLoad) {
   EXPECT_EQ(d.CommandText(), "unload verse");
   EXPECT_EQ(p.CommandText(), "");
   d.Unloads("verse");
+  EXPECT_EQ(w.told.back(), "adapter verse unloaded from d");
   EXPECT_THAT(w.core->adapters(), IsEmpty());
+}
+
+// A load that finds it there has brought nothing that could be taken back.
+TEST_F(AdapterControlTest, AFailedLoadLeavesWhatALostWorkerHadBefore) {
+  for (FakeWorker* const worker : {&p, &d}) {
+    *worker->hello.add_adapters() = Ref("own", 'a', false);
+    worker->Restart();
+  }
+  Call* const call = Load("own", "/own");
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load own");
+  }
+  p.Answer(StatusCode::kOk, "", 'a', false);
+  d.lease->Break(absl::UnavailableError("reset"));
+  e.lease->Break(absl::UnavailableError("reset"));
+  EXPECT_EQ(ErrorReason(call->status()), "WORKER_LOST");
+  d.Register();
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_THAT(w.core->adapters(), ElementsAre("own"));
+  // Who had to read it for this load lets it go.
+  *e.hello.add_adapters() = Ref("own", 'a', true);
+  e.Register();
+  EXPECT_EQ(e.CommandText(), "unload own");
 }
 
 TEST_F(AdapterControlTest, AWorkerThatComesBackWhileItReadsLetsItGoToo) {
