@@ -13,7 +13,6 @@ namespace tandem::router {
 namespace {
 
 constexpr size_t kMaxChanges = 64;  // at once
-constexpr size_t kMaxOwed = 1024;   // workers
 constexpr size_t kMaxGone = 1024;   // adapters
 constexpr absl::Duration kFirstPause = absl::Seconds(1);
 constexpr absl::Duration kLongestPause = absl::Minutes(1);
@@ -143,7 +142,7 @@ void AdapterControl::Load(const std::string& name, const std::string& path,
     v1::LoraAdapter told = change.adapter;
     if (AdapterDigest(registry_->Find(id)->hello, name).empty()) {
       told.set_digest(digest);
-    } else {
+    } else if (!Told(id, name)) {  // else it is about to let it go
       change.had.insert(id);
     }
     SendLoad(id, told, Command::Of::kChange);
@@ -187,10 +186,7 @@ void AdapterControl::Close(const absl::Status& status) {
 
 uint64_t AdapterControl::NewCommand(const std::string& worker_id,
                                     const std::string& name, Command::Of of) {
-  const Worker* const worker = registry_->Find(worker_id);
-  commands_[++last_command_] = {
-      of, worker_id,
-      worker == nullptr ? "" : worker->hello.worker().incarnation(), name};
+  commands_[++last_command_] = {of, worker_id, name};
   return last_command_;
 }
 
@@ -228,7 +224,9 @@ void AdapterControl::OnOutcome(const std::string& worker_id,
   }
 }
 
-void AdapterControl::OnLost(const std::string& worker_id) {
+void AdapterControl::OnLost(const Worker& worker) {
+  const std::string& worker_id = worker.id();
+  away_.OnLost(worker.hello);
   std::vector<Command> lost;
   for (auto it = commands_.begin(); it != commands_.end();) {
     if (it->second.worker_id != worker_id) {
@@ -239,6 +237,7 @@ void AdapterControl::OnLost(const std::string& worker_id) {
     it = commands_.erase(it);
   }
   for (const Command& command : lost) {
+    away_.MayHave(worker_id, command.name);
     OnAnswer(command, MakeError(absl::StatusCode::kUnavailable, "WORKER_LOST",
                                 absl::StrCat("worker ", worker_id,
                                              " was lost before it answered")));
@@ -265,13 +264,8 @@ void AdapterControl::OnAnswer(
   // before a load is not of that load, and stays.
   const bool keeps =
       change.phase == Phase::kLoading && change.had.contains(command.worker_id);
-  if (ErrorReason(answer.status()) == "WORKER_LOST" && !keeps &&
-      owed_.size() < kMaxOwed) {
-    Owed& owed = owed_[command.worker_id];
-    if (owed.incarnation != command.incarnation) {
-      owed = {command.incarnation, {}};
-    }
-    owed.names.insert(command.name);
+  if (ErrorReason(answer.status()) == "WORKER_LOST" && !keeps) {
+    away_.Owe(command.worker_id, command.name);
   }
   if (change.phase == Phase::kLoading) {
     OnLoadAnswer(&change, command.worker_id, answer);
@@ -364,6 +358,7 @@ void AdapterControl::StartUnloading(Changes::iterator it) {
     for (const auto& [id, worker] : registry_->workers()) gone.told.insert(id);
   }
   TakeOutOfService(name);
+  away_.OweAll(name);
   for (const auto& [id, worker] : registry_->workers()) {
     if (AdapterDigest(worker->hello, name).empty() && !Told(id, name)) continue;
     change.waiting.insert(id);
@@ -476,26 +471,27 @@ bool AdapterControl::Missed(const Worker& worker,
       });
 }
 
-void AdapterControl::OnRegistered(const Worker& worker) {
-  std::set<std::string> owed;
-  if (const auto it = owed_.find(worker.id()); it != owed_.end()) {
-    if (it->second.incarnation == worker.hello.worker().incarnation()) {
-      owed = std::move(it->second.names);
-    }
-    owed_.erase(it);
-  }
+void AdapterControl::Collect(const Worker& worker) {
   // Whether its hello names them or not: it may be loading them still.
-  for (const std::string& name : owed) {
-    if (in_service_.contains(name)) continue;
+  for (const std::string& name : away_.Return(worker.hello.worker())) {
+    if (in_service_.contains(name) &&
+        AdapterDigest(worker.hello, name) == DigestInService(name)) {
+      continue;  // loaded again since
+    }
     const auto change = changes_.find(name);
-    if (change == changes_.end()) {
-      SendUnload(worker.id(), name, Command::Of::kNobody);
-    } else if (change->second.phase == Phase::kUndoing ||
-               change->second.phase == Phase::kUnloading) {
+    if (change != changes_.end() &&
+        (change->second.phase == Phase::kUndoing ||
+         change->second.phase == Phase::kUnloading)) {
       change->second.waiting.insert(worker.id());
       SendUnload(worker.id(), name, Command::Of::kChange);
+    } else {
+      SendUnload(worker.id(), name, Command::Of::kNobody);
     }
   }
+}
+
+void AdapterControl::OnRegistered(const Worker& worker) {
+  Collect(worker);
   for (const v1::AdapterRef& adapter : worker.hello.adapters()) {
     if (Told(worker.id(), adapter.name())) continue;
     if (Missed(worker, adapter)) {
@@ -512,7 +508,8 @@ void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
   for (const v1::AdapterRef& adapter : before) {
     if (adapter.in_service() && !changes_.contains(adapter.name()) &&
         adapter.digest() == DigestInService(adapter.name()) &&
-        FindIn(now, adapter.name()) == nullptr) {
+        FindIn(now, adapter.name()) == nullptr &&
+        !Told(worker.id(), adapter.name())) {
       TakeOutOfService(adapter.name());  // by another router
     }
   }
@@ -537,7 +534,9 @@ void AdapterControl::Complete(const Worker& worker) {
       continue;
     }
     const std::string has = AdapterDigest(worker.hello, name);
-    if (has == origin.digest) {
+    // What it was told to let go it loads behind that.
+    const bool told = Told(worker.id(), name);
+    if (has == origin.digest && !told) {
       late_.erase({worker.id(), name});
       continue;
     }
@@ -546,7 +545,7 @@ void AdapterControl::Complete(const Worker& worker) {
     late.waiting = true;
     // It was away while this one was replaced, and takes commands in order.
     const v1::AdapterRef* const other = FindIn(worker.hello.adapters(), name);
-    if (other != nullptr && other->in_service()) {
+    if (other != nullptr && other->in_service() && !told) {
       SendUnload(worker.id(), name, Command::Of::kNobody);
     }
     v1::LoraAdapter adapter;
@@ -584,6 +583,9 @@ void AdapterControl::OnLateAnswer(
 void AdapterControl::OnNobodysAnswer(
     const Command& command, const absl::StatusOr<v1::AdapterOutcome>& answer) {
   if (absl::IsNotFound(answer.status())) return;  // it has never had it
+  if (ErrorReason(answer.status()) == "WORKER_LOST") {
+    away_.Owe(command.worker_id, command.name);
+  }
   const std::string what = absl::StrCat(answer.ok() ? "" : "not ",
                                         "unloaded from ", command.worker_id);
   observer_->OnAdapter(command.name, what, answer.status());

@@ -12,8 +12,9 @@
 // asked again where it cannot. What that is, routers keep in memory only: a new
 // one learns it from the workers' registrations, where an adapter says where it
 // came from. One that a worker lets go without being told by this router was
-// unloaded by another router. A worker that was away while one was unloaded,
-// and is alone with it when it comes back, is told then.
+// unloaded by another router. A worker that was away while one was unloaded is
+// told when it comes back, and so is one that was never here and is alone with
+// it.
 //
 // Of the core, on its loop.
 
@@ -33,6 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/loop.h"
+#include "router/core/adapters_away.h"
 #include "router/core/options.h"
 #include "router/core/registry.h"
 #include "router/placement/compatibility.h"
@@ -76,7 +78,7 @@ class AdapterControl {
   void OnAdapters(const Worker& worker, const Adapters& before);
   void OnOutcome(const std::string& worker_id,
                  const v1::AdapterOutcome& outcome);
-  void OnLost(const std::string& worker_id);
+  void OnLost(const Worker& worker);
   // A request with it has ended.
   void OnRequestEnded(const std::string& name);
   // Every beat.
@@ -89,7 +91,7 @@ class AdapterControl {
     bool was_served = false;        // before: a load finds nothing to do
     v1::LoraAdapter adapter;        // name, path, digest
     std::set<std::string> waiting;  // workers that have not answered
-    std::set<std::string> had;      // of a load: it was there before
+    std::set<std::string> had;      // before a load
     std::set<std::string> fresh;    // have it by this load
     absl::Status problem;           // of the first worker that had one
     absl::Time due;
@@ -106,14 +108,7 @@ class AdapterControl {
   struct Command {
     enum class Of { kChange, kLate, kNobody } of;
     std::string worker_id;
-    std::string incarnation;  // the worker's
     std::string name;
-  };
-  // What a worker may still have which was lost before it answered that it let
-  // it go. One that has restarted since has none of it.
-  struct Owed {
-    std::string incarnation;
-    std::set<std::string> names;
   };
   struct Origin {
     std::string path;
@@ -145,7 +140,7 @@ class AdapterControl {
                     const absl::StatusOr<v1::AdapterOutcome>& answer);
   void OnLateAnswer(const Command& command,
                     const absl::StatusOr<v1::AdapterOutcome>& answer);
-  // Of an unload on one worker, for the log alone.
+  // Of an unload on one worker.
   void OnNobodysAnswer(const Command& command,
                        const absl::StatusOr<v1::AdapterOutcome>& answer);
   // Goes on where nobody is waited for any more.
@@ -158,6 +153,8 @@ class AdapterControl {
   void Finish(Changes::iterator it, absl::StatusOr<v1::LoraAdapter> answer);
   // No worker that comes is to have it any more.
   void TakeOutOfService(const std::string& name);
+  // Tells a worker that is back to let go what it owes.
+  void Collect(const Worker& worker);
   // Tells it to load what it should have and has not.
   void Complete(const Worker& worker);
   void Learn(const v1::AdapterRef& adapter);
@@ -177,7 +174,7 @@ class AdapterControl {
   std::map<uint64_t, Command> commands_;                      // by number
   absl::Status closing_;                                      // unless OK
   uint64_t last_command_ = 0;
-  std::map<std::string, Owed> owed_;  // by worker
+  AdaptersAway away_;
   std::map<std::string, Gone> gone_;  // by adapter
 };
 

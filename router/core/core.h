@@ -123,8 +123,8 @@ class RouterCore : private RegistryListener,
   }
   void OnVoided(const v1::WorkerRef& old) override;
   void OnRegistered(const Worker& worker) override;
-  void OnLost(const std::string& worker_id) override {
-    adapter_control_.OnLost(worker_id);
+  void OnLost(const Worker& worker) override {
+    adapter_control_.OnLost(worker);
   }
   void OnAdapters(const Worker& worker, const Adapters& before) override {
     adapter_control_.OnAdapters(worker, before);

@@ -299,18 +299,17 @@ void Registry::End(Lease* lease, const absl::Status& status,
                    std::string_view cause) {
   if (lease->ended) return;
   lease->ended = true;
-  std::string lost;
+  std::unique_ptr<Worker> lost;
   if (lease->worker != nullptr) {
     ++leases_lost_;
-    lost = lease->worker->id();
     const bool draining =
         lease->worker->load.state() == v1::WORKER_STATE_DRAINING;
     listener_->OnClusterEvent({.kind = ClusterEvent::Kind::kLost,
-                               .worker = lost,
+                               .worker = lease->worker->id(),
                                .role = lease->worker->hello.role(),
                                .cause = draining ? "left" : cause,
                                .why = std::string(status.message())});
-    Forget(lost);
+    lost = Forget(lease->worker->id());
     lease->worker = nullptr;
   }
   lease->stream->Close(status);
@@ -319,17 +318,18 @@ void Registry::End(Lease* lease, const absl::Status& status,
       std::find_if(leases_.begin(), leases_.end(),
                    [lease](const auto& held) { return held.get() == lease; });
   ended_.splice(ended_.end(), leases_, it);
-  if (!lost.empty()) listener_->OnLost(lost);
+  if (lost != nullptr) listener_->OnLost(*lost);
 }
 
-void Registry::Forget(const std::string& worker_id) {
+std::unique_ptr<Worker> Registry::Forget(const std::string& worker_id) {
   const auto it = workers_.find(worker_id);
-  if (it == workers_.end()) return;
-  const Worker& worker = *it->second;
-  departed_.push_back({worker_id, worker.hello.worker().incarnation(),
-                       worker.load.state() == v1::WORKER_STATE_DRAINING});
-  if (departed_.size() > kMaxDeparted) departed_.pop_front();
+  if (it == workers_.end()) return nullptr;
+  std::unique_ptr<Worker> worker = std::move(it->second);
   workers_.erase(it);
+  departed_.push_back({worker->id(), worker->hello.worker().incarnation(),
+                       worker->load.state() == v1::WORKER_STATE_DRAINING});
+  if (departed_.size() > kMaxDeparted) departed_.pop_front();
+  return worker;
 }
 
 Worker* Registry::Find(const std::string& worker_id) {

@@ -79,7 +79,7 @@ class RegistryListener {
   virtual void OnVoided(const v1::WorkerRef& old) = 0;
   // A worker is among workers() now; and it no longer is.
   virtual void OnRegistered(const Worker& worker) = 0;
-  virtual void OnLost(const std::string& worker_id) = 0;
+  virtual void OnLost(const Worker& worker) = 0;
   // It had `before`.
   virtual void OnAdapters(const Worker& worker, const Adapters& before) = 0;
   virtual void OnAdapterOutcome(const std::string& worker_id,
@@ -194,7 +194,8 @@ class Registry {
   // Ends the lease in any state, telling the worker `status`. Idempotent.
   // `cause`: ClusterEvent's.
   void End(Lease* lease, const absl::Status& status, std::string_view cause);
-  void Forget(const std::string& worker_id);
+  // Takes it off workers().
+  std::unique_ptr<Worker> Forget(const std::string& worker_id);
   // Of the worker that has this id here, or had it last; empty: nobody had.
   std::string LastIncarnation(const std::string& worker_id) const;
   void Tick();

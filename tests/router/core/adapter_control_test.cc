@@ -173,6 +173,20 @@ struct AdapterControlTest : testing::Test {
     }
     ASSERT_TRUE(unload->ok()) << unload->status();
   }
+  // Two of them by their own start.
+  void StartWithOwn() {
+    for (FakeWorker* const worker : {&p, &d}) {
+      *worker->hello.add_adapters() = Ref("own", 'a', false);
+      worker->Restart();
+    }
+  }
+  void UnloadOwnWhileDIsAway() {
+    d.lease->Break(absl::UnavailableError("reset"));
+    Call* const unload = Unload("own");
+    ASSERT_EQ(p.CommandText(), "unload own");
+    p.Unloads("own");
+    ASSERT_TRUE(unload->ok()) << unload->status();
+  }
   ClientPipe* Ask(const std::string& adapter) {
     AdmittedRequest admitted = World::Ask();
     admitted.effective.adapter = adapter;
@@ -287,10 +301,7 @@ TEST_F(AdapterControlTest, AWorkerLostWhileItLoadsUndoesTheLoad) {
 
 // A load that finds it there has brought nothing that could be taken back.
 TEST_F(AdapterControlTest, AFailedLoadLeavesWhatALostWorkerHadBefore) {
-  for (FakeWorker* const worker : {&p, &d}) {
-    *worker->hello.add_adapters() = Ref("own", 'a', false);
-    worker->Restart();
-  }
+  StartWithOwn();
   Call* const call = Load("own", "/own");
   for (FakeWorker* const worker : {&p, &d, &e}) {
     ASSERT_EQ(worker->CommandText(), "load own");
@@ -522,12 +533,124 @@ TEST_F(AdapterControlTest, WhoWasAwayWhileItWasReplacedGetsWhatOthersHave) {
   EXPECT_EQ(Shown("verse").workers_size(), 3);
 }
 
+// Not as it comes back from a pause.
+TEST_F(AdapterControlTest, OfItsStartAWorkerBringsItBackByANewStartAlone) {
+  StartWithOwn();
+  UnloadOwnWhileDIsAway();
+  for (int i = 0; i < 2; ++i) {  // nor where it is lost before it answers
+    if (d.lease->open) d.lease->Break(absl::UnavailableError("reset"));
+    d.Register();
+    ASSERT_EQ(d.CommandText(), "unload own");
+    EXPECT_EQ(d.CommandText(), "");
+  }
+  d.Unloads("own");
+  EXPECT_EQ(w.told.back(), "adapter own unloaded from d");
+  EXPECT_THAT(w.core->adapter_control().List(), IsEmpty());
+  *d.hello.add_adapters() = Ref("own", 'a', false);
+  d.lease->Break(absl::UnavailableError("reset"));
+  d.Restart();
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_THAT(w.core->adapters(), ElementsAre("own"));
+}
+
+TEST_F(AdapterControlTest, OfItsStartAWorkerLetsGoWhatWasReplaced) {
+  StartWithOwn();
+  UnloadOwnWhileDIsAway();
+  Call* const load = Load("own", "/other");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load own");
+    worker->Loads("own", 'b');
+  }
+  ASSERT_TRUE(load->ok()) << load->status();
+  d.Register();
+  ASSERT_EQ(d.CommandText(), "unload own");
+  d.Unloads("own");
+  ASSERT_EQ(d.CommandText(), "load own");
+  EXPECT_EQ(d.digest, Digest('b'));
+  d.Loads("own", 'b');
+  EXPECT_EQ(d.CommandText(), "");
+}
+
+TEST_F(AdapterControlTest, OfItsStartAWorkerKeepsWhatIsInServiceAgain) {
+  StartWithOwn();
+  UnloadOwnWhileDIsAway();
+  Load("own", "/own");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load own");
+    worker->Loads("own", 'a');
+  }
+  d.Register();
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_TRUE(Shown("own").in_service());
+}
+
+// It is not of the load, and has the adapter when that is through.
+TEST_F(AdapterControlTest, WhoComesBackWhileItIsLoadedAnewLetsGoFirst) {
+  UnloadVerseWhileDIsAway();
+  Call* const load = Load("verse");
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load verse");
+  }
+  d.Register();
+  ASSERT_EQ(d.CommandText(), "unload verse");
+  for (FakeWorker* const worker : {&p, &e}) worker->Loads("verse", 'a');
+  ASSERT_TRUE(load->ok()) << load->status();
+  d.Unloads("verse");
+  EXPECT_TRUE(Shown("verse").in_service());  // it was told to
+  ASSERT_EQ(d.CommandText(), "load verse");
+  d.Loads("verse", 'a');
+  EXPECT_EQ(d.CommandText(), "");
+  EXPECT_EQ(Shown("verse").workers(0).digest(), Digest('a'));
+}
+
+// It was lost with a load behind the unload.
+TEST_F(AdapterControlTest, WhatIsAboutToGoIsNotThereForALoad) {
+  StartWithOwn();
+  UnloadOwnWhileDIsAway();
+  d.Register();
+  Call* const load = Load("own", "/own");
+  ASSERT_EQ(d.CommandText(), "unload own");
+  d.Unloads("own");
+  ASSERT_EQ(d.CommandText(), "load own");
+  d.lease->Break(absl::UnavailableError("reset"));
+  for (FakeWorker* const worker : {&p, &e}) {
+    ASSERT_EQ(worker->CommandText(), "load own");
+    worker->Answer(StatusCode::kNotFound, "/own: no such directory");
+  }
+  EXPECT_EQ(ErrorReason(load->status()), "WORKER_LOST");
+  d.Register();
+  EXPECT_EQ(d.CommandText(), "unload own");
+}
+
+TEST_F(AdapterControlTest, WhoWasLostWhileItReadLetsGoWhatWasUnloadedSince) {
+  HaveVerse();
+  e.Restart();
+  ASSERT_EQ(e.CommandText(), "load verse");
+  e.lease->Break(absl::UnavailableError("reset"));
+  Unload("verse");
+  for (FakeWorker* const worker : {&p, &d}) {
+    ASSERT_EQ(worker->CommandText(), "unload verse");
+    worker->Unloads("verse");
+  }
+  e.Register();  // it reads still
+  EXPECT_EQ(e.CommandText(), "unload verse");
+  e.Answer(StatusCode::kNotFound, "no such adapter");  // it could not read it
+  EXPECT_EQ(w.told.back(), "adapter verse unloaded");  // of p and d
+}
+
 TEST_F(AdapterControlTest, WhoMissedAnUnloadIsToldWhenItComesBack) {
   UnloadVerseWhileDIsAway();
   d.Register();  // as it was
   ASSERT_EQ(d.CommandText(), "unload verse");
   EXPECT_FALSE(Shown("verse").in_service());
   d.Unloads("verse");
+  // One that this router has never seen.
+  FakeWorker other{&w, World::Hello("other", v1::WORKER_ROLE_DECODE)};
+  other.hello.add_features(kFeatureAdapterLoading);
+  *other.hello.add_adapters() = Ref("verse", 'a', true);
+  other.Register();
+  ASSERT_EQ(other.CommandText(), "unload verse");
+  other.Unloads("verse");
   for (FakeWorker* const worker : {&p, &d, &e}) {
     EXPECT_EQ(worker->CommandText(), "");
   }
