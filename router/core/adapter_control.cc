@@ -387,7 +387,16 @@ void AdapterControl::Finish(Changes::iterator it,
                                                 : "not unloaded",
                        answer.status());
   Done done = std::move(it->second.done);
+  const std::string name = it->first;
   changes_.erase(it);
+  // Workers' lists come before their answers: who has it after all of them was
+  // told to load it meanwhile, by another router.
+  if (phase == Phase::kUnloading && answer.ok()) {
+    for (const auto& [id, worker] : registry_->workers()) {
+      const auto* const again = FindIn(worker->hello.adapters(), name);
+      if (again != nullptr) Hear(*worker, *again);
+    }
+  }
   if (changed_) changed_();
   done(std::move(answer));
   // Workers that were passed over while it was changed.
@@ -471,6 +480,15 @@ bool AdapterControl::Missed(const Worker& worker,
       });
 }
 
+void AdapterControl::Hear(const Worker& worker, const v1::AdapterRef& adapter) {
+  if (Told(worker.id(), adapter.name())) return;
+  if (Missed(worker, adapter)) {
+    SendUnload(worker.id(), adapter.name(), Command::Of::kNobody);
+  } else {
+    Learn(adapter);
+  }
+}
+
 void AdapterControl::Collect(const Worker& worker) {
   // Whether its hello names them or not: it may be loading them still.
   for (const std::string& name : away_.Return(worker.hello.worker())) {
@@ -492,14 +510,7 @@ void AdapterControl::Collect(const Worker& worker) {
 
 void AdapterControl::OnRegistered(const Worker& worker) {
   Collect(worker);
-  for (const v1::AdapterRef& adapter : worker.hello.adapters()) {
-    if (Told(worker.id(), adapter.name())) continue;
-    if (Missed(worker, adapter)) {
-      SendUnload(worker.id(), adapter.name(), Command::Of::kNobody);
-    } else {
-      Learn(adapter);
-    }
-  }
+  for (const auto& adapter : worker.hello.adapters()) Hear(worker, adapter);
   Complete(worker);
 }
 

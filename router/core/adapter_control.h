@@ -157,6 +157,8 @@ class AdapterControl {
   void Collect(const Worker& worker);
   // Tells it to load what it should have and has not.
   void Complete(const Worker& worker);
+  // A worker has it, not by this router.
+  void Hear(const Worker& worker, const v1::AdapterRef& adapter);
   void Learn(const v1::AdapterRef& adapter);
   // Whether a worker that comes has it because it did not hear of its unload.
   bool Missed(const Worker& worker, const v1::AdapterRef& adapter) const;

@@ -730,6 +730,47 @@ TEST_F(AdapterControlTest, AnotherRouterMayUnloadIt) {
   EXPECT_EQ(e.CommandText(), "");
 }
 
+// Its slots are free when the last request with it has ended, and other routers
+// need not wait for that.
+TEST_F(AdapterControlTest, AnotherRouterMayLoadItBeforeItsUnloadIsOver) {
+  HaveVerse();
+  Call* const unload = Unload("verse");
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    ASSERT_EQ(worker->CommandText(), "unload verse");
+    worker->LetsGo("verse");
+    *worker->hello.add_adapters() = Ref("verse", 'b', true);
+    worker->SayList();
+  }
+  bool told = false;  // before the operator hears
+  w.core->adapter_control().Watch(
+      [&] { told = Shown("verse").in_service() && !unload->answer; });
+  for (FakeWorker* const worker : {&p, &d, &e}) {
+    EXPECT_FALSE(Shown("verse").in_service());
+    worker->Answer(StatusCode::kOk, "");
+  }
+  ASSERT_TRUE(unload->ok()) << unload->status();
+  EXPECT_TRUE(told);
+  EXPECT_TRUE(Shown("verse").in_service());
+  EXPECT_EQ(Shown("verse").digest(), Digest('b'));
+  e.Restart();
+  EXPECT_EQ(e.CommandText(), "load verse");
+  EXPECT_EQ(e.digest, Digest('b'));
+}
+
+TEST_F(AdapterControlTest, WhatAWorkerCouldNotUnloadIsNotInServiceForThat) {
+  HaveVerse();
+  Call* const unload = Unload("verse");
+  for (FakeWorker* const worker : {&p, &d}) {
+    ASSERT_EQ(worker->CommandText(), "unload verse");
+    worker->Unloads("verse");
+  }
+  ASSERT_EQ(e.CommandText(), "unload verse");
+  e.Answer(StatusCode::kInternal, "no");
+  EXPECT_EQ(unload->status().code(), StatusCode::kInternal);
+  EXPECT_FALSE(Shown("verse").in_service());
+  EXPECT_EQ(p.CommandText(), "");
+}
+
 // Nobody but this router knows that one was still to have it.
 TEST_F(AdapterControlTest, WhatAnotherRouterUnloadsComesBackFromNobody) {
   HaveVerse();
