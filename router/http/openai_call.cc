@@ -60,8 +60,7 @@ class OpenAiCall::Part final : public ClientStream {
     call_->loop_->Post([call = call_, prompt = prompt_, status] {
       Part* const part = call->parts_[static_cast<size_t>(prompt)];
       if (part == nullptr || part->handler_ == nullptr) return;
-      std::exchange(part->handler_, nullptr)
-          ->OnClosed(status);
+      std::exchange(part->handler_, nullptr)->OnClosed(status);
     });
   }
   void Drained() {

@@ -445,6 +445,12 @@ TEST(CliTest, RestartsAChildThatDiesAndLeavesNoOrphan) {
     again = served.Children().size() == 3 && served.Children() != before;
   }
   EXPECT_TRUE(again) << served.Log();
+  // To a file each line of the log is an object, its own words too.
+  EXPECT_THAT(served.Log(),
+              testing::AllOf(HasSubstr("\n{\"ts\":"),
+                             HasSubstr("\"role\":\"serve\",\"worker\":\"\","
+                                       "\"msg\":\"was killed by signal 6"),
+                             Not(HasSubstr(" | "))));
   const Result text = Shell(generate);
   EXPECT_EQ(text.code, 0) << text.output;
 
