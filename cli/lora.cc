@@ -119,6 +119,12 @@ absl::Status LoraCommand::Run() {
       std::cout << "unloaded " << name_ << "\n";
       return absl::OkStatus();
     }
+    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          name_, " is not unloaded yet after ", absl::FormatDuration(timeout_),
+          ": it takes no new requests, and goes when those that "
+          "run have ended; `tandem lora list` shows it"));
+    }
   } else {
     status = stub->ListLoraAdapters(&context, {}, &shown);
   }

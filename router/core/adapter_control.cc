@@ -90,8 +90,10 @@ absl::Status AdapterControl::CheckLoad(const std::string& name,
     return invalid("lora_name", name, "is the model's own name");
   }
   if (path.substr(0, 1) != "/" || path.size() > kMaxAdapterPathBytes) {
-    return invalid("lora_path", path,
-                   "an absolute path is needed: every worker opens it");
+    return invalid(
+        "lora_path", path,
+        absl::StrCat("an absolute path of at most ", kMaxAdapterPathBytes,
+                     " bytes is needed: every worker opens it"));
   }
   return CheckIdle(name);
 }

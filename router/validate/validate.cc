@@ -110,7 +110,13 @@ absl::StatusOr<absl::Duration> ReadMaxTime(
   const bool canonical = Between(value.nanos(), -999'999'999, 999'999'999) &&
                          (value.seconds() == 0 || value.nanos() == 0 ||
                           (value.seconds() < 0) == (value.nanos() < 0));
-  if (!canonical || time <= absl::ZeroDuration() || time > absl::Hours(1)) {
+  if (!canonical) {
+    return FieldInvalid(
+        "stopping.max_time",
+        absl::StrCat(value.seconds(), " s and ", value.nanos(), " ns"),
+        "nanos must be below a second, and have the sign of seconds");
+  }
+  if (time <= absl::ZeroDuration() || time > absl::Hours(1)) {
     return FieldInvalid("stopping.max_time", absl::FormatDuration(time),
                         "must be above 0 s and at most 1 h");
   }
