@@ -8,6 +8,7 @@
 
 namespace tandem::router {
 
+// No sum is more than the most there is.
 void AddWork(const v1::Work& part, v1::Work* sum);
 
 }  // namespace tandem::router

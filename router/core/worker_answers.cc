@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -12,20 +13,22 @@ namespace {
 
 // Longer than any request may take.
 constexpr int64_t kLongestMicroseconds = int64_t{30} * 24 * 3600 * 1000 * 1000;
+// More than the longest sequence has, and few enough to add up over those of a
+// request; and over the hypotheses of a beam search.
+constexpr int64_t kMostTokens = 1 << 25;
+constexpr int64_t kMostHypothesised = 1 << 29;
+constexpr int64_t kMostBytes = int64_t{1} << 60;
 
 absl::Status Wrong(std::string_view what) {
   return absl::InternalError(
       absl::StrCat("a worker told of ", std::string(what)));
 }
 
-bool AnyNegative(std::initializer_list<int64_t> counts) {
-  return std::any_of(counts.begin(), counts.end(),
-                     [](int64_t count) { return count < 0; });
-}
+absl::Status WrongCount() { return Wrong("a count that no sequence comes to"); }
 
-bool AllDurations(std::initializer_list<int64_t> microseconds) {
-  return std::all_of(microseconds.begin(), microseconds.end(), [](int64_t us) {
-    return us >= 0 && us <= kLongestMicroseconds;
+bool AllWithin(int64_t most, std::initializer_list<int64_t> values) {
+  return std::all_of(values.begin(), values.end(), [most](int64_t value) {
+    return value >= 0 && value <= most;
   });
 }
 
@@ -63,27 +66,30 @@ absl::Status CheckReason(v1::FinishReason reason) {
 }
 
 absl::Status CheckWork(const v1::Work& work) {
-  if (AnyNegative({work.steps(), work.positions_computed(), work.kv_rows(),
-                   work.positions_attended(), work.query_key_pairs(),
-                   work.weight_bytes_read(), work.kv_bytes_read(),
-                   work.kv_bytes_written(), work.matrix_flops(),
-                   work.attention_flops()})) {
-    return Wrong("less work than none");
+  if (AllWithin(std::numeric_limits<int64_t>::max(),
+                {work.steps(), work.positions_computed(), work.kv_rows(),
+                 work.positions_attended(), work.query_key_pairs(),
+                 work.weight_bytes_read(), work.kv_bytes_read(),
+                 work.kv_bytes_written(), work.matrix_flops(),
+                 work.attention_flops()})) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return Wrong("less work than none");
 }
 
 absl::Status CheckFinished(const v1::DecodeFinished& finished) {
-  if (AnyNegative({finished.cached_tokens(), finished.preemptions(),
-                   finished.draft_tokens(), finished.accepted_draft_tokens(),
-                   finished.completion_tokens()})) {
-    return Wrong("a count below zero");
+  if (!AllWithin(kMostTokens,
+                 {finished.cached_tokens(), finished.preemptions(),
+                  finished.draft_tokens(), finished.accepted_draft_tokens()}) ||
+      !AllWithin(kMostHypothesised, {finished.completion_tokens()})) {
+    return WrongCount();
   }
   if (finished.accepted_draft_tokens() > finished.draft_tokens()) {
     return Wrong("more accepted tokens than drafted ones");
   }
-  if (!AllDurations({finished.decode_us(), finished.local_prefill_us(),
-                     finished.local_queue_us()})) {
+  if (!AllWithin(kLongestMicroseconds,
+                 {finished.decode_us(), finished.local_prefill_us(),
+                  finished.local_queue_us()})) {
     return Wrong("a time that no request takes");
   }
   absl::Status status = CheckReason(finished.reason());
@@ -92,11 +98,11 @@ absl::Status CheckFinished(const v1::DecodeFinished& finished) {
 }
 
 absl::Status CheckDone(const v1::PrefillDone& done) {
-  if (!AllDurations(
-          {done.prefill_us(), done.handoff_us(), done.handoff_exposed_us()})) {
+  if (!AllWithin(kLongestMicroseconds, {done.prefill_us(), done.handoff_us(),
+                                        done.handoff_exposed_us()})) {
     return Wrong("a time that no request takes");
   }
-  if (done.handoff_bytes() < 0) return Wrong("a count below zero");
+  if (!AllWithin(kMostBytes, {done.handoff_bytes()})) return WrongCount();
   return CheckWork(done.work());
 }
 
@@ -106,8 +112,10 @@ absl::Status CheckAnswer(const v1::DecodeResponse& answer, int vocabulary) {
   absl::Status status;
   switch (answer.event_case()) {
     case v1::DecodeResponse::kOpened:
-      if (answer.opened().cached_tokens() >= 0) return absl::OkStatus();
-      return Wrong("a count below zero");
+      if (AllWithin(kMostTokens, {answer.opened().cached_tokens()})) {
+        return absl::OkStatus();
+      }
+      return WrongCount();
     case v1::DecodeResponse::kTokens:
       status = CheckTokens(answer.tokens().tokens(), vocabulary);
       status.Update(CheckWork(answer.tokens().work()));
@@ -133,10 +141,10 @@ absl::Status CheckAnswer(const v1::PrefillResponse& answer, int vocabulary) {
   absl::Status status;
   switch (answer.event_case()) {
     case v1::PrefillResponse::kStarted:
-      if (answer.started().cached_tokens() < 0) {
-        return Wrong("a count below zero");
+      if (!AllWithin(kMostTokens, {answer.started().cached_tokens()})) {
+        return WrongCount();
       }
-      if (!AllDurations({answer.started().queue_us()})) {
+      if (!AllWithin(kLongestMicroseconds, {answer.started().queue_us()})) {
         return Wrong("a time that no request takes");
       }
       return absl::OkStatus();
