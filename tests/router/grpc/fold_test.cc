@@ -37,8 +37,8 @@ struct FoldTest : testing::Test {
     }
   }
 
+  OncePipe once;  // told of the world's end
   World w;
-  OncePipe once;
 };
 
 TEST_F(FoldTest, EventsBecomeOneAnswer) {
