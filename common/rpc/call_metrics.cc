@@ -5,16 +5,20 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/rpc/called_method.h"
 
 namespace tandem::rpc {
 namespace {
 
+using google::protobuf::MethodDescriptor;
 using grpc::experimental::InterceptionHookPoints;
 using grpc::experimental::ServerRpcInfo;
 
@@ -85,27 +89,19 @@ Labels LabelsOfOutcome(const std::string& value) {
   return labels;
 }
 
-// "" of a method that no linked service has.
-std::string ValueOf(const ServerRpcInfo& info) {
-  std::string method(info.method());  // "/pkg.Service/Method"
-  if (method.empty() || method.front() != '/') return "";
-  method.erase(0, 1);
-  const size_t slash = method.find('/');
-  if (slash == std::string::npos) return "";
-  method[slash] = '.';
-  const auto* const pool = google::protobuf::DescriptorPool::generated_pool();
-  if (pool->FindMethodByName(method) == nullptr) return "";
-  method[slash] = ' ';
-  return absl::StrCat(TypeName(info.type()), " ", method);
-}
-
 }  // namespace
 
 // One call; gRPC frees it behind the call's end.
 class CallMetrics::Interceptor final : public grpc::experimental::Interceptor {
  public:
-  Interceptor(CallMetrics* metrics, std::string value)
-      : metrics_(metrics), value_(std::move(value)) {
+  Interceptor(CallMetrics* metrics, ServerRpcInfo* info,
+              const MethodDescriptor& method)
+      : metrics_(metrics),
+        info_(info),
+        one_message_(!method.client_streaming()),
+        value_(absl::StrCat(TypeName(info->type()), " ",
+                            method.service()->full_name(), " ",
+                            method.name())) {
     metrics_->started_[value_].Add();
   }
   // Of a call whose peer has gone there may be nobody to send a status to.
@@ -113,24 +109,46 @@ class CallMetrics::Interceptor final : public grpc::experimental::Interceptor {
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
     if (batch->QueryInterceptionHookPoint(
+            InterceptionHookPoints::POST_RECV_MESSAGE)) {
+      no_message_ = one_message_ && batch->GetRecvMessage() == nullptr;
+    }
+    if (batch->QueryInterceptionHookPoint(
             InterceptionHookPoints::PRE_SEND_STATUS)) {
-      End(batch->GetSendStatus().error_code());
+      const grpc::StatusCode code = batch->GetSendStatus().error_code();
+      // A client that took the call back before its message came leaves as
+      // little as one whose message cannot be read; the call's end tells.
+      if (no_message_) {
+        refusal_ = code;
+      } else {
+        End(code);
+      }
+    }
+    if (batch->QueryInterceptionHookPoint(
+            InterceptionHookPoints::POST_RECV_CLOSE) &&
+        no_message_) {
+      End(info_->server_context()->IsCancelled() ? grpc::StatusCode::CANCELLED
+                                                 : refusal_.load());
     }
     batch->Proceed();
   }
 
  private:
   void End(grpc::StatusCode code) {
-    if (std::exchange(ended_, true)) return;
+    if (ended_.exchange(true)) return;
     metrics_->handled_[absl::StrCat(value_, " ", CodeName(code))].Add();
     metrics_->seconds_[value_].Observe(
         absl::ToDoubleSeconds(absl::Now() - begun_));
   }
 
   CallMetrics* const metrics_;
+  ServerRpcInfo* const info_;
+  const bool one_message_;
   const std::string value_;
   const absl::Time begun_ = absl::Now();
-  bool ended_ = false;
+  // A call's status and its end may be told at a time.
+  std::atomic<bool> no_message_ = false;
+  std::atomic<bool> ended_ = false;
+  std::atomic<grpc::StatusCode> refusal_ = grpc::StatusCode::CANCELLED;
 };
 
 class CallMetrics::Interceptors final
@@ -140,9 +158,9 @@ class CallMetrics::Interceptors final
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       ServerRpcInfo* info) override {
-    std::string value = ValueOf(*info);
-    return value.empty() ? nullptr
-                         : new Interceptor(metrics_, std::move(value));
+    const MethodDescriptor* const method = CalledMethod(*info);
+    return method == nullptr ? nullptr
+                             : new Interceptor(metrics_, info, *method);
   }
 
  private:

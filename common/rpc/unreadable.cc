@@ -3,31 +3,17 @@
 
 #include <google/protobuf/descriptor.h>
 
-#include <string>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "common/error.h"
+#include "common/rpc/called_method.h"
 #include "common/rpc/status.h"
 
 namespace tandem::rpc {
 namespace {
 
-using google::protobuf::DescriptorPool;
 using google::protobuf::MethodDescriptor;
 using grpc::experimental::InterceptionHookPoints;
 using grpc::experimental::ServerRpcInfo;
-
-// Null of a method that no linked service has.
-const MethodDescriptor* MethodOf(const ServerRpcInfo& info) {
-  std::string name(info.method());  // "/pkg.Service/Method"
-  const size_t slash = name.find('/', 1);
-  if (name.empty() || name.front() != '/' || slash == std::string::npos) {
-    return nullptr;
-  }
-  name[slash] = '.';
-  return DescriptorPool::generated_pool()->FindMethodByName(name.substr(1));
-}
 
 // One call; gRPC frees it behind the call's end.
 class Unreadable final : public grpc::experimental::Interceptor {
@@ -70,7 +56,7 @@ class Interceptors final
  public:
   grpc::experimental::Interceptor* CreateServerInterceptor(
       ServerRpcInfo* info) override {
-    const MethodDescriptor* const method = MethodOf(*info);
+    const MethodDescriptor* const method = CalledMethod(*info);
     return method == nullptr || method->client_streaming()
                ? nullptr
                : new Unreadable(info, method);

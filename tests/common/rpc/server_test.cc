@@ -528,6 +528,55 @@ TEST_F(ServerTest, CallsAreCountedByMethodAndCode) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr("grpc_type=\"other\"")));
 }
 
+// There is no message either where one could not be read, which is another
+// fault.
+TEST_F(ServerTest, ACallThatIsTakenBackBeforeItsMessageCountsAsCancelled) {
+  Metrics metrics("test", "");
+  CallMetrics calls(&metrics);
+  ServerOptions options;
+  options.metrics = &calls;
+  Start(options);
+  grpc::GenericStub stub(MakeChannel(server_->address(), {}));
+  constexpr int kCalls = 20;
+  for (int i = 0; i < kCalls; ++i) {
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call =
+        stub.PrepareCall(&context, "/tandem.testing.EchoService/Once", &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    context.TryCancel();
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_THAT(Raw("/tandem.testing.EchoService/Once", "\xff\xff"),
+              HasSubstr("INVALID_ARGUMENT"));
+  // Some may be taken back before the server hears of them.
+  const auto count = [&](const std::string& name, const std::string& code) {
+    const std::string text = metrics.Text();
+    const size_t at =
+        text.find(name + "{role=\"test\"," +
+                  (code.empty() ? "" : "grpc_code=\"" + code + "\",") +
+                  "grpc_method=\"Once\"");
+    return at == std::string::npos
+               ? 0
+               : std::stoi(text.substr(text.find("} ", at) + 2));
+  };
+  const auto ended = [&] {
+    return count("grpc_server_handled_total", "Canceled") +
+           count("grpc_server_handled_total", "InvalidArgument");
+  };
+  EXPECT_TRUE(Eventually([&] {
+    return count("grpc_server_started_total", "") > 1 &&
+           ended() == count("grpc_server_started_total", "");
+  })) << metrics.Text();
+  EXPECT_EQ(count("grpc_server_handled_total", "InvalidArgument"), 1);
+}
+
 // Certificates of two authorities.
 class TlsTest : public ServerTest {
  protected:
