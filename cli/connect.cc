@@ -16,8 +16,8 @@ namespace tandem::cli {
 absl::StatusOr<std::string> HostAndPort(const ConnectFlags& flags) {
   absl::string_view address = flags.address;
   const bool files = !flags.tls_cert.empty() || !flags.tls_ca.empty();
-  if (!absl::ConsumePrefix(&address, "https://") &&
-      absl::ConsumePrefix(&address, "http://") && files) {
+  const bool https = absl::ConsumePrefix(&address, "https://");
+  if (!https && absl::ConsumePrefix(&address, "http://") && files) {
     return UsageError(
         absl::StrCat(flags.flag, ": ", flags.address,
                      ": http:// is plain text, and TLS files were given: write "
@@ -27,6 +27,11 @@ absl::StatusOr<std::string> HostAndPort(const ConnectFlags& flags) {
   // gRPC would take a port modulo 65536, and look up what is no address.
   const absl::StatusOr<Endpoint> endpoint =
       ParseEndpoint(std::string_view(address.data(), address.size()));
+  if (!endpoint.ok() && https) {
+    // What such an address has without a port.
+    const auto with_port = ParseEndpoint(absl::StrCat(address, ":443"));
+    if (with_port.ok()) return with_port->ToString();
+  }
   if (!endpoint.ok()) {
     return UsageError(absl::StrCat(flags.flag, ": ",
                                    std::string(endpoint.status().message())));

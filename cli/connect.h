@@ -20,7 +20,7 @@ inline constexpr int kAdminPort = 50053;
 inline constexpr char kDefaultAdmin[] = "127.0.0.1:50053";
 
 struct ConnectFlags {
-  std::string address;  // host:port, or https://host:port for TLS
+  std::string address;  // host:port, or https://host[:443] for TLS
   std::string tls_cert = {};
   std::string tls_key = {};
   std::string tls_ca = {};
