@@ -41,7 +41,7 @@ for weights in bf16 int8 int4; do
     --weights $weights --rows 1,4,8,16,32,512 "${INPUTS[@]}"
 done
 printf '```\n\n## Engine\n\n'
-"$PYTHON" "$ROOT/bench/compare_llama.py" --quick --threads "$THREADS" \
+"$PYTHON" "$ROOT/bench/compare_llama.py" --quick --repeats 5 --threads "$THREADS" \
   --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
 printf '\n## Whole system\n\n'
 "$PYTHON" "$ROOT/bench/system_goals.py" --quick --threads "$THREADS" \
