@@ -18,9 +18,14 @@ double Uncached(const ShortWayInput& input, const WorkerView& worker) {
 
 double SplitDelay(const ShortWayInput& input) {
   const WorkerView& worker = *input.prefill;
-  if (worker.tokens_per_second <= 0) return 0;
-  return (worker.queued_tokens + Uncached(input, worker)) /
-         worker.tokens_per_second;
+  double rate = worker.tokens_per_second;
+  if (rate <= 0) return 0;
+  // One that idles may have been measured by short prompts, or in a busy
+  // minute, and only work would show it: it is taken to be no slower.
+  if (worker.queued_tokens == 0) {
+    rate = std::max(rate, input.decode->tokens_per_second);
+  }
+  return (worker.queued_tokens + Uncached(input, worker)) / rate;
 }
 
 double LocalDelay(const ShortWayInput& input) {

@@ -6,7 +6,7 @@
 // finish is predicted from what the workers measured and have queued, and the
 // streams that a local prompt holds up are counted with it: local is chosen
 // where the sum of all delays is smaller, which takes a queue at the prefill
-// worker and a decode worker with few streams.
+// worker, or a prefix that only the decode worker has, and few streams there.
 
 #ifndef TANDEM_ROUTER_PLACEMENT_SHORT_WAY_H_
 #define TANDEM_ROUTER_PLACEMENT_SHORT_WAY_H_

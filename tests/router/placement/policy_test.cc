@@ -208,6 +208,11 @@ TEST(ShortWay, TheSmallerSumOfDelaysDecides) {
   for (const Case& c : {
            Case{"nothing is known", 0, 0, 9999, 0, 0, 0, Way::kSplit},
            Case{"both idle, equally fast", 1000, 1000, 0, 0, 0, 0, Way::kSplit},
+           Case{"idle, and slow only in what was measured", 100, 1000, 0, 0, 0,
+                0, Way::kSplit},
+           Case{"but the prompt is cached here", 100, 1000, 0, 0, 0, 50,
+                Way::kLocal},
+           Case{"slow, and a queue", 100, 1000, 1, 0, 0, 0, Way::kLocal},
            Case{"a queue", 1000, 1000, 1, 0, 0, 0, Way::kLocal},
            Case{"as long a queue here", 1000, 1000, 500, 500, 0, 0,
                 Way::kSplit},
