@@ -60,8 +60,8 @@ def main() -> None:
     print(f"prompts of {options.input} tokens, outputs of {options.output}, both "
           f"within a half; good: {options.goodput}\n")
     print("| requests/s | workers | TTFT p50, ms | TTFT p99 | TPOT p50 | TPOT p99 "
-          "| ITL p99 | good requests/s | split |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+          "| ITL p99 | good requests/s | split | failed |")
+    print("|" + " --- |" * 10)
     for rate in (float(r) for r in options.rates.split(",")):
         for layout, (prefill, decode, placement) in LAYOUTS.items():
             with cluster.Cluster(options.binaries, model, options.work / f"{layout}.log",
@@ -72,7 +72,7 @@ def main() -> None:
                   f"{run['p99_ttft_ms']:.0f} | {run['median_tpot_ms']:.1f} | "
                   f"{run['p99_tpot_ms']:.1f} | {run['p99_itl_ms']:.1f} | "
                   f"{run['request_goodput']:.2f} | "
-                  f"{run['split_requests']} of {run['completed']} |")
+                  f"{run['split_requests']} of {run['completed']} | {run['failed']} |")
             sys.stdout.flush()
 
 

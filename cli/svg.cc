@@ -81,7 +81,8 @@ void Svg::Line(Point from, Point to, std::string_view color, double width,
 void Svg::Curve(const std::vector<Point>& points, std::string_view color) {
   absl::StrAppend(&text_, "<path d=\"", Joined(points),
                   "\" fill=\"none\" stroke=\"", std::string(color),
-                  "\" stroke-width=\"2\" stroke-linejoin=\"round\"/>\n");
+                  "\" stroke-width=\"2\" stroke-linejoin=\"round\" "
+                  "stroke-linecap=\"round\"/>\n");
 }
 
 void Svg::Area(const std::vector<Point>& points, double bottom,

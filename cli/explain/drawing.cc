@@ -84,6 +84,12 @@ std::string DrawCurves(Lengths lengths, bool color) {
   return text;
 }
 
+Lengths GridLengths(Lengths request) {
+  constexpr int kMostPositions = 10;
+  if (request.prompt + request.output - 1 <= kMostPositions) return request;
+  return {.prompt = 3, .output = 4};
+}
+
 std::string DrawGrid(Lengths lengths, bool color) {
   const auto grid = StepGrid(lengths);
   std::string text = "  position";

@@ -12,13 +12,14 @@
 
 namespace tandem::explain {
 
-// Small enough to see each cell: 6 computed, 12 recomputed or read.
-inline constexpr Lengths kGridLengths{.prompt = 3, .output = 4};
+// What the grid is drawn of: the request where each cell can be seen, else 3
+// and 4, of which 6 cells are computed and 12 recomputed or read.
+Lengths GridLengths(Lengths request);
 
 // K/V rows computed after each token, without a cache and with one.
 std::string DrawCurves(Lengths lengths, bool color);
 
-// REQUIRES: few positions, since each takes two columns.
+// REQUIRES: at most 10 positions, since each takes two columns.
 std::string DrawGrid(Lengths lengths, bool color);
 
 }  // namespace tandem::explain

@@ -22,7 +22,8 @@ constexpr double kWidth = 960;
 constexpr double kHeight = 480;
 constexpr Box kCurves = {90, 120, 540, 410};
 constexpr Point kGrid = {690, 150};
-constexpr double kCell = 36;
+constexpr Point kGridSize = {255, 250};
+constexpr double kLargestCell = 36;
 constexpr std::string_view kInk = "#111827";
 constexpr std::string_view kSoft = "#6b7280";
 constexpr std::string_view kLines = "#e5e7eb";
@@ -75,27 +76,30 @@ void DrawCurvesOf(Lengths lengths, Svg* svg) {
 
 void DrawGridOf(Lengths lengths, Svg* svg) {
   const auto grid = StepGrid(lengths);
+  const double cell_size =
+      std::min({kLargestCell, kGridSize.x / static_cast<double>(grid[0].size()),
+                kGridSize.y / static_cast<double>(grid.size())});
   svg->Text({kGrid.x - 60, 100}, "Steps by positions",
             {.size = 14, .color = kInk, .bold = true});
   for (size_t i = 0; i < grid[0].size(); ++i) {
-    svg->Text({kGrid.x + (static_cast<double>(i) + 0.5) * kCell, kGrid.y - 8},
-              absl::StrCat(i),
-              {.size = 11, .color = kSoft, .anchor = "middle"});
+    svg->Text(
+        {kGrid.x + (static_cast<double>(i) + 0.5) * cell_size, kGrid.y - 8},
+        absl::StrCat(i), {.size = 11, .color = kSoft, .anchor = "middle"});
   }
   for (size_t step = 0; step < grid.size(); ++step) {
-    const double top = kGrid.y + static_cast<double>(step) * kCell;
-    svg->Text({kGrid.x - 10, top + kCell / 2 + 4},
+    const double top = kGrid.y + static_cast<double>(step) * cell_size;
+    svg->Text({kGrid.x - 10, top + cell_size / 2 + 4},
               absl::StrCat("step ", step + 1),
               {.size = 11, .color = kSoft, .anchor = "end"});
     for (size_t i = 0; i < grid[step].size(); ++i) {
-      const double left = kGrid.x + static_cast<double>(i) * kCell;
+      const double left = kGrid.x + static_cast<double>(i) * cell_size;
       const Cell cell = grid[step][i];
       if (cell == Cell::kNone) continue;
-      svg->Rect({left + 2, top + 2, left + kCell - 2, top + kCell - 2},
+      svg->Rect({left + 2, top + 2, left + cell_size - 2, top + cell_size - 2},
                 cell == Cell::kComputed ? kWithColor : kAgainColor, 4);
     }
   }
-  double y = kGrid.y + static_cast<double>(grid.size()) * kCell + 28;
+  double y = kGrid.y + static_cast<double>(grid.size()) * cell_size + 28;
   svg->Text({kGrid.x - 60, y},
             absl::StrCat(CountCells(grid, Cell::kComputed),
                          " cells computed for the first time"),
@@ -123,7 +127,7 @@ std::string ReportSvg(const Explanation& e) {
                         std::string(kernels::Name(e.formats.kv))),
            {.size = 13, .color = kSoft});
   DrawCurvesOf(e.lengths, &svg);
-  DrawGridOf(kGridLengths, &svg);
+  DrawGridOf(GridLengths(e.lengths), &svg);
   return std::move(svg).Take();
 }
 

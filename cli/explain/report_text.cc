@@ -262,7 +262,7 @@ std::string ReportText(const Explanation& e, bool color) {
   text.Heading("K/V rows computed so far, one layer and head");
   text.Append(DrawCurves(e.lengths, color));
   text.Heading("Steps by positions, one layer and head");
-  text.Append(DrawGrid(kGridLengths, color));
+  text.Append(DrawGrid(GridLengths(e.lengths), color));
   if (e.machine.has_value()) AddRoofline(e, &text);
   if (e.timing.has_value()) AddTiming(e, &text);
   if (!e.pairs.empty()) AddTimedPairs(e, &text);

@@ -29,7 +29,7 @@ std::vector<std::string> Lines(const std::string& text) {
 }
 
 TEST(DrawingTest, GridOfThreeAndFourSteps) {
-  EXPECT_EQ(DrawGrid(kGridLengths, /*color=*/false),
+  EXPECT_EQ(DrawGrid(GridLengths({100, 50}), /*color=*/false),
             "  position 0 1 2 3 4 5\n"
             "  step 1    ■ ■ ■\n"
             "  step 2    □ □ □ ■\n"
@@ -37,10 +37,23 @@ TEST(DrawingTest, GridOfThreeAndFourSteps) {
             "  step 4    □ □ □ □ □ ■\n"
             "  ■ 6 computed   □ 12 recomputed without a cache, read from it "
             "with one\n");
-  const std::string colored = DrawGrid(kGridLengths, /*color=*/true);
+  const std::string colored = DrawGrid(GridLengths({100, 50}), /*color=*/true);
   // With the legend's.
   EXPECT_EQ(CountOf(colored, "\033[32m■\033[0m"), 6 + 1);
   EXPECT_EQ(CountOf(colored, "\033[31m□\033[0m"), 12 + 1);
+}
+
+TEST(DrawingTest, GridIsOfTheRequestWhereEachCellCanBeSeen) {
+  EXPECT_EQ(DrawGrid(GridLengths({5, 3}), /*color=*/false),
+            "  position 0 1 2 3 4 5 6\n"
+            "  step 1    ■ ■ ■ ■ ■\n"
+            "  step 2    □ □ □ □ □ ■\n"
+            "  step 3    □ □ □ □ □ □ ■\n"
+            "  ■ 7 computed   □ 11 recomputed without a cache, read from it "
+            "with one\n");
+  EXPECT_EQ(GridLengths({10, 1}).prompt, 10);
+  EXPECT_EQ(GridLengths({1, 10}).output, 10);
+  EXPECT_EQ(GridLengths({10, 2}).prompt, 3);
 }
 
 TEST(DrawingTest, CurvesBeginAtThePromptAndEndAtTheirSums) {
