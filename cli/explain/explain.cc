@@ -138,11 +138,11 @@ absl::StatusOr<std::optional<Lengths>> PlanTiming(
 
 absl::Status AddTimings(const ExplainOptions& options, Lengths lengths,
                         Explanation* explanation) {
-  const auto timer =
-      RequestTimer::Load(explanation->spec, {.directory = options.model,
-                                             .formats = explanation->formats,
-                                             .block_size = options.block_size,
-                                             .threads = options.threads});
+  const engine::ModelSpec spec = WithPositionsForPairs(explanation->spec);
+  const auto timer = RequestTimer::Load(spec, {.directory = options.model,
+                                               .formats = explanation->formats,
+                                               .block_size = options.block_size,
+                                               .threads = options.threads});
   if (!timer.ok()) return timer.status();
   const auto time = [&](Lengths of) {
     ShownTiming shown(of);
@@ -152,7 +152,7 @@ absl::Status AddTimings(const ExplainOptions& options, Lengths lengths,
   if (!request.ok()) return request.status();
   explanation->timing = *std::move(request);
   absl::StatusOr<std::vector<TimedPair>> pairs =
-      TimePairs(explanation->spec, explanation->formats, *explanation->timing,
+      TimePairs(spec, explanation->formats, *explanation->timing,
                 options.pairs_seconds, time);
   if (!pairs.ok()) return pairs.status();
   explanation->pairs = *std::move(pairs);

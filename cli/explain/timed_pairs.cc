@@ -25,6 +25,19 @@ double PredictSeconds(const engine::ModelSpec& spec, const Formats& formats,
          known.decode_per_token() * static_cast<double>(lengths.output - 1);
 }
 
+engine::ModelSpec WithPositionsForPairs(engine::ModelSpec spec) {
+  using Kind = engine::RopeSpec::Kind;
+  if (spec.rope.kind == Kind::kNone || spec.rope.kind == Kind::kDynamic ||
+      spec.rope.kind == Kind::kLongRope) {
+    return spec;
+  }
+  for (const Lengths lengths : kQuotedLengths) {
+    spec.max_positions = std::max(
+        spec.max_positions, static_cast<int>(lengths.prompt + lengths.output));
+  }
+  return spec;
+}
+
 absl::StatusOr<std::vector<TimedPair>> TimePairs(
     const engine::ModelSpec& spec, const Formats& formats,
     const Timing& request, double seconds,

@@ -28,6 +28,10 @@ struct TimedPair {
 double PredictSeconds(const engine::ModelSpec& spec, const Formats& formats,
                       const Timing& known, Lengths lengths);
 
+// `spec` with positions for all of kQuotedLengths, unless how many there are
+// changes what is computed: a step beyond a model's context is the same work.
+engine::ModelSpec WithPositionsForPairs(engine::ModelSpec spec);
+
 // kQuotedLengths, shortest first. Left out is what the model has no positions
 // for, and what would make all of them take more than `seconds`. `request` was
 // timed before, and is not timed again if it is one of them.

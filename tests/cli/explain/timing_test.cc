@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/explain/report.h"
+#include "cli/explain/timed_pairs.h"
 #include "tests/cli/explain/tales_model.h"
 
 namespace tandem::explain {
@@ -38,6 +39,29 @@ TEST(TimingTest, BothWaysDrawTheSameTokens) {
   const auto next = (*timer)->Time({40, 3}, [](double) {});
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(next->with_work, GenerationWork(*spec, {}, {40, 3}, true));
+}
+
+// The embedded model has 1024 positions, the longest quoted pair 3000.
+TEST(TimingTest, APairMayBeLongerThanTheModelsContext) {
+  const auto spec = engine::LoadModelSpec(kTalesModel);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  ASSERT_LT(spec->max_positions, 1030);
+  const engine::ModelSpec stretched = WithPositionsForPairs(*spec);
+  EXPECT_EQ(stretched.max_positions, 3000);
+  const auto timer =
+      RequestTimer::Load(stretched, {.directory = kTalesModel, .threads = 1});
+  ASSERT_TRUE(timer.ok()) << timer.status();
+  const auto timing = (*timer)->Time({1030, 2}, [](double) {});
+  ASSERT_TRUE(timing.ok()) << timing.status();
+  EXPECT_EQ(timing->without_work.positions_computed, 1030 + 1031);
+  EXPECT_EQ(timing->with_work.positions_computed, 1031);
+  engine::ModelSpec other = *spec;
+  for (const auto kind :
+       {engine::RopeSpec::Kind::kNone, engine::RopeSpec::Kind::kDynamic,
+        engine::RopeSpec::Kind::kLongRope}) {
+    other.rope.kind = kind;
+    EXPECT_EQ(WithPositionsForPairs(other).max_positions, spec->max_positions);
+  }
 }
 
 TEST(TimingTest, FiguresPerToken) {
