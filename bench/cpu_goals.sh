@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
-  cpu_bench handoff_shm_test rpc_relay_bench
+  cpu_bench handoff_bench rpc_relay_bench
 PYTHON=$BUILD/venv/bin/python
 
 printf '## Kernels, %s threads\n\n```\n' "$THREADS"

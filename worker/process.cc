@@ -10,6 +10,7 @@
 #include "common/build_info.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
+#include "common/freed_buffers.h"
 #include "common/http/failpoints.h"
 #include "common/http/server.h"
 #include "common/lifecycle.h"
@@ -645,6 +646,7 @@ void Process::Stop() {
 }  // namespace
 
 int RunWorker(int argc, char** argv, const RoleSpec& spec) {
+  KeepFreedBuffers();
   AllFlags flags;
   CommandLine line(spec.binary, spec.description);
   line.Example(
