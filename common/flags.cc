@@ -458,9 +458,40 @@ std::string CommandLine::Stray(const std::string& word) const {
       nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"));
 }
 
+std::vector<std::string> CommandLine::Words(int argc,
+                                            const char* const* argv) const {
+  std::vector<std::string> words(argv, argv + argc);
+  for (size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    std::string& word = words[i];
+    if (!absl::StartsWith(word, "--") || !absl::EndsWith(word, "=")) continue;
+    if (!TakesValue(word.substr(2, word.size() - 3))) continue;
+    word.pop_back();
+    words.insert(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, "");
+    ++i;
+  }
+  return words;
+}
+
+bool CommandLine::TakesValue(const std::string& name) const {
+  const auto is = [&](const Flag& flag) {
+    return flag.name == name && !flag.type.empty() &&
+           (!flag.positional || flag.by_name != nullptr);
+  };
+  return std::any_of(flags_.begin(), flags_.end(), is) ||
+         std::any_of(commands_.begin(), commands_.end(),
+                     [&](const auto& c) { return c->TakesValue(name); });
+}
+
+void CommandLine::ParseWords(int argc, const char* const* argv) {
+  const std::vector<std::string> words = Words(argc, argv);
+  std::vector<const char*> pointers;
+  for (const std::string& word : words) pointers.push_back(word.c_str());
+  app_->parse(static_cast<int>(pointers.size()), pointers.data());
+}
+
 absl::Status CommandLine::TryParse(int argc, const char* const* argv) {
   try {
-    app_->parse(argc, argv);
+    ParseWords(argc, argv);
     return Finish();
   } catch (const CLI::ParseError& parse_error) {
     return absl::InvalidArgumentError(Explain(parse_error));
@@ -495,7 +526,7 @@ std::string CommandLine::Explain(const std::exception& error) const {
 std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {
   std::string error;
   try {
-    app_->parse(argc, argv);
+    ParseWords(argc, argv);
     const absl::Status status = Finish();
     if (status.ok()) return std::nullopt;
     error = std::string(status.message());

@@ -190,6 +190,10 @@ class CommandLine {
   void AddFlag(const std::string& name, const std::string& type,
                const std::string& help, std::function<std::string()> text,
                Setter set);
+  // Of "--flag=", for whose value CLI11 takes the next word, two.
+  std::vector<std::string> Words(int argc, const char* const* argv) const;
+  bool TakesValue(const std::string& name) const;
+  void ParseWords(int argc, const char* const* argv);
   // Of CLI11's errors, which this header does not know.
   std::string Explain(const std::exception& error) const;
   std::string Stray(const std::string& word) const;

@@ -32,6 +32,11 @@ void DecodeCore::SendTokens(Call* call, int position, v1::Token token) {
   if (call->report_work) {
     *response.mutable_tokens()->mutable_work() = worker::ToWire(call->work);
   }
+  const engine::DraftCounts drafts = call->all_drafts();
+  response.mutable_tokens()->set_draft_tokens(
+      static_cast<int32_t>(drafts.verified));
+  response.mutable_tokens()->set_accepted_draft_tokens(
+      static_cast<int32_t>(drafts.accepted));
   Say(call, std::move(response));
 }
 

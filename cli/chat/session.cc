@@ -148,8 +148,7 @@ absl::Status ChatSession::FillSampling(v1::GenerateRequest* request) const {
         "attention, which tandem generate --chat --json prints");
   }
   if (request->sampling().n() > 1 || request->has_beam()) {
-    return UsageError(
-        "a chat has one answer: leave out n, best-of and beam-width");
+    return UsageError("a chat has one answer: leave out n and beam-width");
   }
   return absl::OkStatus();
 }

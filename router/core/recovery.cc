@@ -447,11 +447,10 @@ v1::GenerateDone Request::Summary() const {
   usage->set_cached_tokens(std::min(prompt, cached_tokens_.value_or(0)));
   usage->set_reasoning_tokens(ReasoningTokens());
 
-  usage->set_accepted_prediction_tokens(
-      decode_finished_.accepted_draft_tokens());
-  usage->set_rejected_prediction_tokens(
-      decode_finished_.draft_tokens() -
-      decode_finished_.accepted_draft_tokens());
+  Drafts drafts = drafts_;
+  drafts += live_drafts_;
+  usage->set_accepted_prediction_tokens(drafts.accepted);
+  usage->set_rejected_prediction_tokens(drafts.verified - drafts.accepted);
 
   v1::Timings* const timings = done.mutable_timings();
   const bool split = !prefill_ref_.worker_id().empty();
@@ -559,6 +558,7 @@ void Request::DropLegs() {
   DropPrefill();
   if (decode_ != nullptr) work_lost_ = true;
   AddWork(std::exchange(decode_work_, v1::Work()), &work_);
+  drafts_ += std::exchange(live_drafts_, {});
   decode_.reset();
   if (std::exchange(entered_, false)) binding_->Leave();
 }

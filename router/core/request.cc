@@ -176,6 +176,8 @@ void Request::OnDecode(const v1::DecodeResponse& message) {
         return;
       }
       if (message.tokens().has_work()) decode_work_ = message.tokens().work();
+      live_drafts_ = {message.tokens().draft_tokens(),
+                      message.tokens().accepted_draft_tokens()};
       if (Take(message.tokens(), /*decoded=*/true)) Pause();
       return;
     case v1::DecodeResponse::kScores:
@@ -372,6 +374,7 @@ void Request::OnDecodeFinished(const v1::DecodeFinished& finished) {
   decode_finished_ = finished;
   AddWork(finished.work(), &work_);
   decode_work_.Clear();
+  live_drafts_ = {finished.draft_tokens(), finished.accepted_draft_tokens()};
   work_lost_ = work_lost_ || !finished.has_work();
   work_known_ = true;
   if (!cached_tokens_) cached_tokens_ = finished.cached_tokens();

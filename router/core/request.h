@@ -366,6 +366,18 @@ class Request final : private StreamHandler<v1::GenerateRequest> {
   absl::Duration worker_queue_;
   v1::PrefillDone prefill_done_;
   v1::DecodeFinished decode_finished_;
+  // Guesses that lost calls told of, and the one that goes on or has ended.
+  struct Drafts {
+    int verified = 0;
+    int accepted = 0;
+    Drafts& operator+=(Drafts more) {
+      verified += more.verified;
+      accepted += more.accepted;
+      return *this;
+    }
+  };
+  Drafts drafts_;
+  Drafts live_drafts_;
   v1::Work work_;  // all that workers told of
   // What calls that go on told of so far, where that is asked for.
   v1::Work prefill_work_;

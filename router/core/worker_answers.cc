@@ -77,22 +77,31 @@ absl::Status CheckWork(const v1::Work& work) {
   return Wrong("less work than none");
 }
 
-absl::Status CheckFinished(const v1::DecodeFinished& finished) {
+// Of DecodedTokens or DecodeFinished.
+template <typename Told>
+absl::Status CheckDrafts(const Told& told) {
   if (!AllWithin(kMostTokens,
-                 {finished.cached_tokens(), finished.preemptions(),
-                  finished.draft_tokens(), finished.accepted_draft_tokens()}) ||
-      !AllWithin(kMostHypothesised, {finished.completion_tokens()})) {
+                 {told.draft_tokens(), told.accepted_draft_tokens()})) {
     return WrongCount();
   }
-  if (finished.accepted_draft_tokens() > finished.draft_tokens()) {
-    return Wrong("more accepted tokens than drafted ones");
+  return told.accepted_draft_tokens() > told.draft_tokens()
+             ? Wrong("more accepted tokens than drafted ones")
+             : absl::OkStatus();
+}
+
+absl::Status CheckFinished(const v1::DecodeFinished& finished) {
+  if (!AllWithin(kMostTokens,
+                 {finished.cached_tokens(), finished.preemptions()}) ||
+      !AllWithin(kMostHypothesised, {finished.completion_tokens()})) {
+    return WrongCount();
   }
   if (!AllWithin(kLongestMicroseconds,
                  {finished.decode_us(), finished.local_prefill_us(),
                   finished.local_queue_us()})) {
     return Wrong("a time that no request takes");
   }
-  absl::Status status = CheckReason(finished.reason());
+  absl::Status status = CheckDrafts(finished);
+  status.Update(CheckReason(finished.reason()));
   status.Update(CheckWork(finished.work()));
   return status;
 }
@@ -119,6 +128,7 @@ absl::Status CheckAnswer(const v1::DecodeResponse& answer, int vocabulary) {
     case v1::DecodeResponse::kTokens:
       status = CheckTokens(answer.tokens().tokens(), vocabulary);
       status.Update(CheckWork(answer.tokens().work()));
+      status.Update(CheckDrafts(answer.tokens()));
       return status;
     case v1::DecodeResponse::kHypothesis:
       status = CheckTokens(answer.hypothesis().tokens(), vocabulary);

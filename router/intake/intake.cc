@@ -132,6 +132,8 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
     if (!valid.ok()) return valid;
   }
   effective->bad_word_ids = *std::move(bad_words);
+  const absl::Status left = CheckTokensLeft(*effective);
+  if (!left.ok()) return left;
   if (effective->structured) {
     const absl::Status size =
         ModelText::CheckStructuredSize(*effective->structured, structured_);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -156,7 +157,13 @@ absl::Status CheckMaxTokens(const v1::GenerateRequest& request,
   constexpr char kField[] = "stopping.max_tokens";
   constexpr int kMax = std::numeric_limits<int>::max();
   const int max_tokens = request.stopping().max_tokens();
+  if (max_tokens == 0 && request.has_beam()) {
+    return FieldInvalid(kField, "0", "must be at least 1 with beam");
+  }
   if (max_tokens == 0 && request.output().has_prompt_logprobs()) {
+    if (request.output().has_attention()) {
+      return FieldInvalid(kField, "0", "excludes output.attention");
+    }
     const v1::SamplingOptions& s = request.sampling();
     if (s.n() <= 1 && s.best_of() <= 1) return absl::OkStatus();
     return FieldInvalid(kField, "0",
@@ -305,6 +312,28 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
 }
 
 }  // namespace
+
+absl::Status CheckTokensLeft(const EffectiveRequest& request) {
+  const auto& allowed = request.sampling.allowed_token_ids();
+  if (allowed.empty()) return absl::OkStatus();
+  std::set<uint32_t> without(request.sampling.banned_token_ids().begin(),
+                             request.sampling.banned_token_ids().end());
+  std::string by = "sampling.banned_token_ids";
+  for (const std::vector<int32_t>& word : request.bad_word_ids) {
+    if (word.size() == 1) without.insert(static_cast<uint32_t>(word[0]));
+  }
+  if (!request.bad_word_ids.empty()) by += " and sampling.bad_words";
+  if (request.stopping.min_tokens() > 0) {
+    without.insert(request.end_token_ids.begin(), request.end_token_ids.end());
+    by += ", and stopping.min_tokens all ends,";
+  }
+  const bool left =
+      std::any_of(allowed.begin(), allowed.end(),
+                  [&](uint32_t id) { return !without.contains(id); });
+  if (left) return absl::OkStatus();
+  return FieldInvalid("sampling.allowed_token_ids", "(ids)",
+                      absl::StrCat(by, " leave none of them"));
+}
 
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
                                           const ModelLimits& limits) {

@@ -123,6 +123,27 @@ TEST(FlagsTest, AListTakesOneValueAndLeavesTheNextWord) {
   EXPECT_EQ(prompt, "say");
 }
 
+// As from --stop="$EMPTY".
+TEST(FlagsTest, AnEmptyValueBehindEqualsIsNotTheNextWord) {
+  Line parsed;
+  EXPECT_EQ(parsed.Parse({"--api-key=", "model"}), std::nullopt);
+  EXPECT_EQ(parsed.options.api_key, "");
+  EXPECT_EQ(parsed.options.model, "model");
+  Line wrong;
+  CaptureStderr();
+  EXPECT_EQ(wrong.Parse({"--port=", "1234"}), 2);
+  EXPECT_THAT(GetCapturedStderr(), HasSubstr("port"));
+  CommandLine line("tandem-x", "Does what an example has to do.");
+  std::vector<std::string> stops;
+  std::string prompt;
+  line.AddPositional("PROMPT", &prompt, "Text", false);
+  line.AddList("stop", &stops, "Text that ends the output", /*separator=*/0);
+  const char* arguments[] = {"tandem-x", "--stop=", "say"};
+  EXPECT_EQ(line.Parse(3, arguments), std::nullopt);
+  EXPECT_THAT(stops, ElementsAre(""));
+  EXPECT_EQ(prompt, "say");
+}
+
 TEST(FlagsTest, AModelIsGivenByPlaceOrByName) {
   struct Case {
     std::vector<const char*> words;

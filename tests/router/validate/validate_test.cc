@@ -131,6 +131,12 @@ const FieldCase kFieldCases[] = {
     {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: 101 } }"},
     {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: nan } }"},
     {"sampling.logit_bias", "sampling { logit_bias { key: 1 value: -inf } }"},
+    // nothing is generated
+    {"", "stopping { max_tokens: 0 } output { prompt_logprobs: 0 }"},
+    {"stopping.max_tokens",
+     "stopping { max_tokens: 0 } "
+     "output { prompt_logprobs: 0 attention { layers: 0 } }"},
+    {"stopping.max_tokens", "stopping { max_tokens: 0 } beam { width: 2 }"},
     {"", "sampling { allowed_token_ids: [0, 999] }"},
     {"sampling.allowed_token_ids", "sampling { allowed_token_ids: 1000 }"},
     {"", "sampling { banned_token_ids: [0, 999] }"},
@@ -527,6 +533,34 @@ TEST(Validate, RulesGoToWorkersOnlyWhereThereAreSome) {
                 .rules()
                 .repetition_penalty(),
             1.05f);
+}
+
+TEST(Validate, ListsLeaveATokenToDraw) {
+  const struct {
+    const char* sampling;
+    int min_tokens;
+    const char* by;  // what leaves none; "": one is left
+  } kCases[] = {
+      {"allowed_token_ids: [5, 6]", 9, ""},
+      {"allowed_token_ids: 5", 0, "bad_words"},
+      {"allowed_token_ids: [5, 6] banned_token_ids: 6", 0, "bad_words"},
+      {"allowed_token_ids: [5, 7]", 0, ""},  // in a longer word alone
+      {"allowed_token_ids: [2, 5]", 0, ""},
+      {"allowed_token_ids: [2, 5]", 1, "min_tokens"},
+      {"banned_token_ids: [5, 6]", 1, ""},
+  };
+  for (const auto& [sampling, min_tokens, by] : kCases) {
+    v1::GenerateRequest request =
+        Parse(absl::StrCat("text: 'x' sampling { ", sampling, " }"));
+    request.mutable_stopping()->set_min_tokens(min_tokens);
+    auto effective = Validate(request, Limits());
+    ASSERT_TRUE(effective.ok()) << effective.status();
+    effective->bad_word_ids = {{5}, {7, 8}};
+    effective->end_token_ids = {2};
+    const absl::Status left = CheckTokensLeft(*effective);
+    EXPECT_EQ(left.ok(), std::string(by).empty()) << sampling << left;
+    EXPECT_THAT(left.message(), ::testing::HasSubstr(by));
+  }
 }
 
 TEST(Validate, ListsHaveALimit) {
