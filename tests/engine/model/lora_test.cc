@@ -72,7 +72,8 @@ INSTANTIATE_TEST_SUITE_P(, LoraGoldenTest,
                          testing::Values("llama_all", "llama_other",
                                          "llama_patterns", "phi3_fused",
                                          "phi4_mini_fused", "gpt2_all",
-                                         "mixtral_attention"),
+                                         "mixtral_attention", "glm_all",
+                                         "gemma3_whole"),
                          [](const auto& param) { return param.param; });
 
 // Two adapters of one model, and what only a file's text changes.
