@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/fingerprint_words.h"
 #include "common/utf8.h"
 
 namespace tandem::handoff {
@@ -20,10 +21,11 @@ namespace {
 
 constexpr std::string_view kNumerics = "numerics";
 
-// Fingerprints are hashes and short words; anything longer is cut for people.
+// Hashes and short words fit; anything longer is cut for people.
+constexpr size_t kLongest = 80;
+
 std::string Shown(const std::string* value) {
   if (value == nullptr) return "nothing";
-  constexpr size_t kLongest = 80;
   if (value->size() <= kLongest) return absl::StrCat("'", *value, "'");
   return absl::StrCat("'", std::string(Utf8Head(*value, kLongest)), "...'");
 }
@@ -96,9 +98,19 @@ Compatibility Compare(const v1::LinkHello& hello,
   for (const auto& [field, value] : hello.fingerprint()) fields.insert(field);
   const auto shown = [](const std::string& field, const std::string* sender,
                         const std::string* receiver) {
-    return absl::StrCat("'", field, "' is ", Shown(sender),
-                        " on the prefill worker and ", Shown(receiver),
-                        " on the decode worker");
+    const auto said = [&field](const std::string& prefill,
+                               const std::string& decode) {
+      return absl::StrCat("'", field, "' is ", prefill,
+                          " on the prefill worker and ", decode,
+                          " on the decode worker");
+    };
+    if (sender == nullptr || receiver == nullptr) {
+      return said(Shown(sender), Shown(receiver));
+    }
+    const FingerprintWords words = DifferingWords(*sender, *receiver, kLongest);
+    return absl::StrCat(
+        said(absl::StrCat("'", words.a, "'"), absl::StrCat("'", words.b, "'")),
+        words.hint);
   };
   std::vector<std::string> differences;
   std::vector<std::string> numeric;  // that --mixed-numerics would allow

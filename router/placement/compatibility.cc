@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/error.h"
+#include "common/fingerprint_words.h"
 #include "common/utf8.h"
 
 namespace tandem::router {
@@ -35,8 +36,10 @@ std::vector<std::string> Differences(const v1::WorkerHello& a,
 }
 
 // Digests are long; their heads tell them apart.
+constexpr size_t kLongest = 48;
+
 std::string Shown(const std::string& value) {
-  return std::string(Utf8Head(value, 48));
+  return std::string(Utf8Head(value, kLongest));
 }
 
 // Senders convert to the receiver's format, and either must know both.
@@ -54,12 +57,13 @@ absl::Status CheckPair(const v1::WorkerHello& prefill,
   const bool mixed = prefill.mixed_numerics() && decode.mixed_numerics();
   for (const std::string& field : Differences(prefill, decode)) {
     if (field == kNumerics && mixed) continue;
-    problems.push_back(
-        absl::StrCat("fingerprint ", field, ": ", Shown(Part(prefill, field)),
-                     " != ", Shown(Part(decode, field)),
-                     field == kNumerics ? " (--mixed-numerics on both workers "
-                                          "would allow this)"
-                                        : ""));
+    const FingerprintWords words =
+        DifferingWords(Part(prefill, field), Part(decode, field), kLongest);
+    problems.push_back(absl::StrCat(
+        "fingerprint ", field, ": ", words.a, " != ", words.b, words.hint,
+        field == kNumerics ? " (--mixed-numerics on both workers "
+                             "would allow this)"
+                           : ""));
   }
   if (prefill.protocol_max() < decode.protocol_min() ||
       decode.protocol_max() < prefill.protocol_min()) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "handoff/wire.h"
 #include "tests/handoff/world.h"
 
 namespace tandem::handoff::testing {
@@ -427,6 +428,21 @@ TEST(Handoff, MismatchesAreRefusedReadably) {
     world.receiver->EndAttempt(attempt, absl::OkStatus());
     world.ExpectBaseline();
   }
+}
+
+TEST(Handoff, OfAConfigTheWordsThatDifferAreNamed) {
+  const std::string config = "LlamaForCausalLM hidden=64 layers=4 rope=dynamic";
+  v1::LinkHello hello;
+  (*hello.mutable_fingerprint())["config"] = config + " served=4096 tied=1";
+  hello.set_kv_dtype("f32");
+  const Compatibility compatibility =
+      Compare(hello, {{"config", config + " served=8192 tied=1"}}, "f32",
+              /*mixed_numerics=*/false);
+  EXPECT_EQ(compatibility.status.message(),
+            "fingerprints differ: 'config' is 'served=4096' on the prefill "
+            "worker and 'served=8192' on the decode worker (is --max-model-len "
+            "the same on both workers?). Start both workers with the same "
+            "model and flags.");
 }
 
 TEST(Handoff, ALinkIsOfTheWorkerThatItsCertificateNames) {

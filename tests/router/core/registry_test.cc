@@ -123,6 +123,23 @@ TEST(RegistryTest, PairsThatDifferAreNamedFieldByField) {
   EXPECT_EQ(state.in_flight(0).phase(), "opening");
 }
 
+// A model's config is longer than what is shown of it.
+TEST(RegistryTest, OfAConfigTheWordsThatDifferAreNamed) {
+  const std::string config =
+      "LlamaForCausalLM hidden=64 intermediate=128 layers=4 heads=4 ";
+  World w;
+  v1::WorkerHello p = World::Hello("p0", v1::WORKER_ROLE_PREFILL);
+  (*p.mutable_fingerprint())["config"] = config + "rope_theta=10000 tied=1";
+  w.Register(p);
+  v1::WorkerHello d = World::Hello("d0", v1::WORKER_ROLE_DECODE);
+  (*d.mutable_fingerprint())["config"] = config + "rope_theta=500000 tied=1";
+  w.Register(d);
+  const v1::GetClusterStateResponse state = w.core->State(false);
+  ASSERT_EQ(state.avoided_pairs_size(), 1);
+  EXPECT_EQ(state.avoided_pairs(0).reason(),
+            "fingerprint config: rope_theta=10000 != rope_theta=500000");
+}
+
 TEST(RegistryTest, AWorkerThatRefusesIsShownAsFullForAMoment) {
   World w;
   w.Decode("d0");
