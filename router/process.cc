@@ -58,6 +58,7 @@ void Process::UpdateFacts() {
   facts_.kv_block_size = room.block_size;
   facts_.kv_blocks = room.blocks;
   facts_.kv_bytes_per_token = room.bytes_per_token;
+  facts_.kv_sequences = room.sequences;
   facts_.ready_decode = core_->ready_workers(v1::WORKER_ROLE_DECODE);
   facts_.ready_prefill = core_->ready_workers(v1::WORKER_ROLE_PREFILL);
   facts_.set_adapters(core_->adapters());

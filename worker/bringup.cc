@@ -308,6 +308,9 @@ v1::WorkerHello MakeHello(const WorkerFlags& flags, v1::WorkerRole role,
   hello.set_max_model_len(parts.engine_options.max_model_len);
   hello.set_block_size(flags.block_size);
   hello.set_num_blocks(parts.pool->counts().total);
+  hello.set_blocks_at_once(
+      engine::Engine::BlocksAtOnce(parts.engine_options, flags.block_size,
+                                   parts.engine_options.max_model_len));
   hello.set_max_num_seqs(flags.max_num_seqs);
   hello.set_kv_dtype(parts.kv_dtype);
   hello.set_kv_bytes_per_token(parts.executor->kv_shape().bytes_per_position());

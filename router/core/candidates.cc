@@ -35,7 +35,7 @@ bool Heeds(const Worker& worker, const Request& request) {
 }
 
 // What all beams of a search may come to: they share full blocks of the prompt
-// and nothing else for certain.
+// and nothing else for certain, and none has more than a sequence has at once.
 bool HoldsBeams(const Worker& worker, const Request& request) {
   const EffectiveRequest& effective = request.effective();
   if (!effective.beam) return true;
@@ -44,7 +44,10 @@ bool HoldsBeams(const Worker& worker, const Request& request) {
   const int64_t shared = prompt / size;
   const int64_t all =
       (prompt + effective.stopping.max_tokens() + size - 1) / size;
-  return shared + effective.beam->width() * (all - shared) <=
+  const int64_t width = effective.beam->width();
+  const int64_t at_once = worker.hello.blocks_at_once();
+  const int64_t whole = shared + width * (all - shared);
+  return (at_once > 0 ? std::min(whole, width * at_once) : whole) <=
          worker.hello.num_blocks();
 }
 

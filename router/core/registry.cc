@@ -550,15 +550,21 @@ int Registry::context_length() const {
 
 KvRoom Registry::kv_room() const {
   KvRoom room;
+  int sequences = 0;
   for (const auto& [id, worker] : workers_) {
     const v1::WorkerHello& hello = worker->hello;
-    if (hello.role() == v1::WORKER_ROLE_DECODE &&
-        int64_t{hello.num_blocks()} * hello.block_size() >
-            int64_t{room.blocks} * room.block_size) {
+    if (hello.role() != v1::WORKER_ROLE_DECODE) continue;
+    if (int64_t{hello.num_blocks()} * hello.block_size() >
+        int64_t{room.blocks} * room.block_size) {
       room = {hello.num_blocks(), hello.block_size(),
               hello.kv_bytes_per_token()};
     }
+    if (hello.blocks_at_once() > 0) {
+      sequences =
+          std::max(sequences, hello.num_blocks() / hello.blocks_at_once());
+    }
   }
+  room.sequences = sequences;
   return room;
 }
 

@@ -91,6 +91,9 @@ struct KvRoom {
   int blocks = 0;
   int block_size = 0;
   int64_t bytes_per_token = 0;
+  // Sequences that fit one of the workers together, however long they are; 0:
+  // none said so.
+  int sequences = 0;
 };
 
 class Registry {
@@ -166,7 +169,8 @@ class Registry {
 
   // Positions of one sequence that every decode worker can hold; 0 of none.
   int context_length() const;
-  // The largest KV cache of a decode worker; zeros while there is none.
+  // The largest KV cache of a decode worker, and the most sequences of one that
+  // has them; zeros while there is none.
   KvRoom kv_room() const;
 
   void Describe(v1::GetClusterStateResponse* state) const;

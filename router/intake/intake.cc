@@ -26,6 +26,7 @@ ModelLimits Intake::Limits() const {
   limits.kv_blocks = facts_->kv_blocks;
   limits.kv_block_size = facts_->kv_block_size;
   limits.kv_bytes_per_token = facts_->kv_bytes_per_token;
+  limits.kv_sequences = facts_->kv_sequences;
   // One that is away, or gets nothing for a while, may have others.
   if (facts_->ready_decode > 0) limits.adapters = facts_->adapters();
   return limits;

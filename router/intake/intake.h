@@ -30,6 +30,7 @@ class ClusterFacts {
   std::atomic<int> kv_blocks = 0;
   std::atomic<int> kv_block_size = 0;
   std::atomic<int64_t> kv_bytes_per_token = 0;
+  std::atomic<int> kv_sequences = 0;  // KvRoom's
   std::atomic<int> ready_decode = 0;
   std::atomic<int> ready_prefill = 0;
 

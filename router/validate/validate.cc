@@ -379,8 +379,10 @@ int AttentionRows(const v1::AttentionOptions& attention) {
 }
 
 // New tokens that the beams of a search may have, whatever they come to: they
-// share full blocks of the prompt and nothing else for certain.
+// share full blocks of the prompt and nothing else for certain, and none has
+// more than a sequence has at once.
 int BeamRoom(int prompt_tokens, int width, const ModelLimits& limits) {
+  if (width <= limits.kv_sequences) return std::numeric_limits<int>::max();
   const int size = limits.kv_block_size;
   const int shared = prompt_tokens / size;
   const int own = (limits.kv_blocks - shared) / width;

@@ -86,6 +86,9 @@ struct ModelLimits {
   int kv_blocks = 0;
   int kv_block_size = 0;
   int64_t kv_bytes_per_token = 0;
+  // Sequences, or beams, that fit such a cache together however long they are,
+  // as layers with a window let blocks go; 0: not known.
+  int kv_sequences = 0;
   // The model's own defaults (generation_config).
   float temperature = 1;
   float top_p = 1;

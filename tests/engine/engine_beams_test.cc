@@ -314,6 +314,32 @@ TEST(EngineBeams, LanesLetGoWhatIsBehindTheirWindow) {
   harness.ExpectNothingLeft();
 }
 
+// Routers send what fits by BlocksAtOnce, though its whole history would not.
+TEST(EngineBeams, AWindowsBlocksForEachLaneAreEnough) {
+  constexpr int kWidth = 4;
+  HarnessOptions options{
+      .engine = {.max_num_seqs = 16,
+                 .max_num_batched_tokens = 16,
+                 .max_model_len = 400,
+                 .window = 10},
+      .model = {
+          .num_layers = 2, .vocab_size = 100, .weights = 1, .window = 10}};
+  options.num_blocks =
+      kWidth * Engine::BlocksAtOnce(options.engine, options.block_size,
+                                    options.engine.max_model_len);
+  for (const int prompt : {5, 60, 61, 200}) {
+    BeamsHarness harness(options);
+    SequenceSpec spec =
+        harness.Spec(1, prompt, 150, {.width = kWidth, .best = 1});
+    spec.stopping.stop_token_ids.clear();
+    harness.Add(1, spec);
+    harness.Run();
+    harness.ExpectRight(1);
+    EXPECT_EQ(harness.preempted[1], 0);
+    harness.ExpectNothingLeft();
+  }
+}
+
 // A prefill worker's pool is for its one lane.
 TEST(EngineBeams, AFirstTokenNeedsRoomForOneLane) {
   BeamsHarness harness;

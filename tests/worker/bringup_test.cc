@@ -47,6 +47,8 @@ TEST_F(WindowedBringUpTest, AWindowMakesRoomForLongSequences) {
   ASSERT_TRUE(parts.ok()) << parts.status();
   EXPECT_EQ(parts->engine_options.window.positions, 11);
   EXPECT_GT(parts->engine_options.max_model_len, 48);
+  // The window and a step's rows are in three blocks, or parts of four.
+  EXPECT_EQ(parts->hello.blocks_at_once(), 4);
 }
 
 TEST_F(WindowedBringUpTest, TellsHowFarItIs) {

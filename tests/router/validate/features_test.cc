@@ -428,6 +428,23 @@ TEST(FeaturesTest, ABeamSearchGoesToAPoolThatHoldsIt) {
   }
 }
 
+// 17 blocks hold its positions, but none has more at once than a worker says.
+TEST(FeaturesTest, ABeamSearchGoesWhereWindowsLetItFit) {
+  for (const int at_once : {0, 5, 6}) {
+    World w;
+    w.Register(WithBlocks("large", 21));
+    v1::WorkerHello windowed = WithBlocks("windowed", 20);
+    windowed.set_blocks_at_once(at_once);
+    w.Register(windowed);
+    EXPECT_EQ(w.core->kv_room().blocks, 21);
+    EXPECT_EQ(w.core->kv_room().sequences, at_once == 0 ? 0 : 20 / at_once);
+    w.Submit(Beams(4, 17 * 16 - 40));
+    EXPECT_EQ(w.decode_ids,
+              std::vector<std::string>(at_once == 5 ? 1 : 0, "windowed"))
+        << at_once;
+  }
+}
+
 // Without a cache a sequence holds all its blocks, whatever the window is.
 TEST(FeaturesTest, WithoutACacheARequestGoesToAPoolThatHoldsIt) {
   for (const int large : {25, 24}) {  // 400 positions, in blocks of 16

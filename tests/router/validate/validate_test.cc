@@ -488,6 +488,35 @@ TEST(FitToContext, BeamsFitTheCacheHoweverTheyPart) {
   }
 }
 
+// With a window of 11, and 32 rows in a step, a sequence has 4 blocks at once.
+TEST(FitToContext, BeamsBehindAWindowFitHoweverLongTheyAre) {
+  ModelLimits limits = Limits();
+  limits.context_length = 1000;
+  limits.kv_blocks = 20;
+  limits.kv_block_size = 16;
+  struct Row {
+    int sequences, width;
+    bool fits;
+  };
+  for (const Row& row : {Row{0, 2, false}, Row{1, 2, false}, Row{5, 2, true},
+                         Row{5, 4, true}, Row{5, 5, true}, Row{5, 6, false}}) {
+    limits.kv_sequences = row.sequences;
+    EffectiveRequest e =
+        *Validate(Parse("text: 'x' beam { width: 2 }"), limits);
+    e.beam->set_width(row.width);
+    EffectiveRequest open = e;
+    e.stopping.set_max_tokens(120);
+    const absl::Status status = FitToContext(300, limits, &e);
+    EXPECT_EQ(status.ok(), row.fits) << status;
+    if (!row.fits) {
+      EXPECT_EQ(ErrorMetadata(status)["field"], "beam.width");
+      continue;
+    }
+    ASSERT_TRUE(FitToContext(300, limits, &open).ok());
+    EXPECT_EQ(open.stopping.max_tokens(), 1000 - 300);
+  }
+}
+
 TEST(Validate, RequestsOverrideTheModel) {
   EffectiveRequest e =
       *Validate(Parse("text: 'x' sampling { top_k: -1 seed: 9 temperature: 0 } "
