@@ -53,11 +53,11 @@ void ToKey(const Attempt& attempt, v1::AttemptKey* key) {
 
 absl::Status FailureFrom(int32_t code, const std::string& message) {
   // A peer's text: bounded before it goes into logs.
-  constexpr size_t kLongest = 512;
+  constexpr size_t kMostBytes = 512;
   const bool known = code > 0 && code <= 16;
   return absl::Status(
       known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-      std::string(Utf8Head(message, kLongest)));
+      std::string(Utf8Head(message, kMostBytes)));
 }
 
 std::string Message(const absl::Status& status) {

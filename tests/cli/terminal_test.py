@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,17 +18,12 @@ import urllib.request
 
 from terminal import Terminal
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from free_ports import free_port
+
 TANDEM = ""
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 MODEL = str(SOURCE / "models" / "tales")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def tandem(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -48,7 +42,7 @@ class TerminalTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.grpc, cls.http, cls.admin = free_ports(3)
+        cls.grpc, cls.http, cls.admin = (free_port() for _ in range(3))
         words = [TANDEM, "serve", MODEL, "--grpc-port", str(cls.grpc)]
         words += ["--port", str(cls.http), "--admin-port", str(cls.admin)]
         cls.server = Terminal([*words, "--served-model-name", "tales"], columns=40)
@@ -380,7 +374,7 @@ class TerminalTest(unittest.TestCase):
         return result.returncode, found
 
     def test_doctor_finds_nothing_wrong_where_nothing_is(self):
-        grpc, http = free_ports(2)
+        grpc, http = free_port(), free_port()
         ports = ["--grpc-port", str(grpc), "--port", str(http)]
         code, found = self.doctor(MODEL, *ports)
         self.assertEqual(code, 0, found)

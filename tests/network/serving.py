@@ -8,24 +8,21 @@ import http.client
 import json
 import os
 import pathlib
-import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from typing import Self
 
 import http2
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from free_ports import free_port
+
 BODY = json.dumps({"model": "", "prompt": "Once upon a time", "max_tokens": 8,
                    "temperature": 0})
 MODEL = pathlib.Path(__file__).parents[2] / "models/tales"
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def certificate(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
