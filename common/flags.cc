@@ -485,6 +485,7 @@ bool CommandLine::TakesValue(const std::string& name) const {
 void CommandLine::ParseWords(int argc, const char* const* argv) {
   const std::vector<std::string> words = Words(argc, argv);
   std::vector<const char*> pointers;
+  pointers.reserve(words.size());
   for (const std::string& word : words) pointers.push_back(word.c_str());
   app_->parse(static_cast<int>(pointers.size()), pointers.data());
 }

@@ -2,6 +2,7 @@
 #include "common/rpc/call_metrics.h"
 
 #include <google/protobuf/descriptor.h>
+#include <grpcpp/server_context.h>
 
 #include <algorithm>
 #include <array>
