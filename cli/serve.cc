@@ -281,20 +281,14 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
 absl::StatusOr<Ports> ChoosePorts(const ServeFlags& flags) {
   // None that another listener of the same router is about to take.
   std::set<int> ours = {flags.grpc_port, flags.http_port, flags.admin_port};
+  // Below the ephemeral range, from which workers' own ports and connections
+  // come: one of them may be there before the router is.
   const auto any = [&]() -> absl::StatusOr<int> {
-    // Below the ephemeral range, from which workers' own ports and connections
-    // come: one of them may be there before the router is.
-    for (int tries = 0; tries < 200; ++tries) {
-      const int wanted = 20000 + (getpid() * 7 + tries * 61) % 12000;
-      if (ours.contains(wanted)) continue;
+    for (int tries = 0;; ++tries) {
+      const int wanted =
+          tries < 200 ? 20000 + (getpid() * 7 + tries * 61) % 12000 : 0;
       absl::StatusOr<int> port = FreePort("127.0.0.1", wanted);
-      if (!port.ok()) continue;
-      ours.insert(*port);
-      return port;
-    }
-    while (true) {
-      absl::StatusOr<int> port = FreePort("127.0.0.1");
-      if (!port.ok() || ours.insert(*port).second) return port;
+      if (port.ok() ? ours.insert(*port).second : wanted == 0) return port;
     }
   };
   const absl::StatusOr<int> internal = any();

@@ -26,16 +26,14 @@ struct DecodeCore::Call final : StreamHandler<v1::DecodeRequest>,
   void OnDrained() override;
   void OnClosed(absl::Status status) override { core->Retire(id, status); }
 
-  // Its sequence is about to leave the engine, or has left it.
   // Of all attempts so far.
   engine::DraftCounts all_drafts() const {
     return {drafts.verified + live_drafts.verified,
             drafts.accepted + live_drafts.accepted};
   }
-
+  // Its sequence is about to leave the engine, or has left it.
   void EndStay() {
-    drafts.verified += live_drafts.verified;
-    drafts.accepted += live_drafts.accepted;
+    drafts = all_drafts();
     live_drafts = {};
   }
 

@@ -316,23 +316,26 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
 absl::Status CheckTokensLeft(const EffectiveRequest& request) {
   const auto& allowed = request.sampling.allowed_token_ids();
   if (allowed.empty()) return absl::OkStatus();
-  std::set<uint32_t> without(request.sampling.banned_token_ids().begin(),
-                             request.sampling.banned_token_ids().end());
-  std::string by = "sampling.banned_token_ids";
+  const auto& banned = request.sampling.banned_token_ids();
+  std::set<uint32_t> without(banned.begin(), banned.end());
   for (const std::vector<int32_t>& word : request.bad_word_ids) {
     if (word.size() == 1) without.insert(static_cast<uint32_t>(word[0]));
   }
-  if (!request.bad_word_ids.empty()) by += " and sampling.bad_words";
-  if (request.stopping.min_tokens() > 0) {
+  const bool no_ends = request.stopping.min_tokens() > 0;
+  if (no_ends) {
     without.insert(request.end_token_ids.begin(), request.end_token_ids.end());
-    by += ", and stopping.min_tokens all ends,";
   }
   const bool left =
       std::any_of(allowed.begin(), allowed.end(),
                   [&](uint32_t id) { return !without.contains(id); });
   if (left) return absl::OkStatus();
-  return FieldInvalid("sampling.allowed_token_ids", "(ids)",
-                      absl::StrCat(by, " leave none of them"));
+  std::vector<std::string> by;
+  if (!banned.empty()) by.emplace_back("sampling.banned_token_ids");
+  if (!request.bad_word_ids.empty()) by.emplace_back("sampling.bad_words");
+  if (no_ends) by.emplace_back("stopping.min_tokens, before which none ends");
+  return FieldInvalid(
+      "sampling.allowed_token_ids", "(ids)",
+      absl::StrCat("no token is left by ", absl::StrJoin(by, " and ")));
 }
 
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,

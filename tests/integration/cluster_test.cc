@@ -338,6 +338,14 @@ TEST_F(ClusterTest, RulesOnLogitsHoldWhereverThePromptIsPrefilled) {
   EXPECT_GT(distinct(allowed), 3u);
   for (const int32_t id : allowed.token_ids) EXPECT_TRUE(few.contains(id));
 
+  v1::GenerateRequest none = TextRequest("Once upon a time", 4);
+  none.mutable_sampling()->add_allowed_token_ids(chosen);
+  none.mutable_sampling()->add_bad_words(
+      free.text.substr(0, free.text.find(' ', 1)));
+  EXPECT_EQ(cluster_->Generate(none).status.code(),
+            absl::StatusCode::kInvalidArgument)
+      << "no token is left: " << none.sampling().bad_words(0);
+
   const Outcome wordless = run([](auto* s) { s->add_bad_words("was"); });
   EXPECT_EQ(wordless.text.find(" was"), std::string::npos) << wordless.text;
   std::vector<int32_t> by_typical_p[2];
