@@ -76,14 +76,18 @@ void StreamCopy(std::byte* to, const std::byte* from, int64_t size) {
 
 class Prefill final : public SenderDelegate {
  public:
+  explicit Prefill(Loop* loop) : loop_(loop) {}
   void OnAnswer(const Attempt&, Answer, const Grant&) override {}
   void Gather(const Attempt&, const SliceRange& range, const Grant&,
               std::byte* staging,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override {
-    Each(range, [&](int64_t at, int64_t from, int64_t size) {
-      std::memcpy(staging + at, source.data() + from, size);
+    // As in a worker: begun now, done later.
+    loop_->Post([this, range, staging, done = std::move(done)]() mutable {
+      Each(range, [&](int64_t at, int64_t from, int64_t size) {
+        std::memcpy(staging + at, source.data() + from, size);
+      });
+      done({1, 1});
     });
-    done({1, 1});
   }
   void OnAcknowledged(const Attempt&, const HandoffTimings& t) override {
     timings = t;
@@ -97,10 +101,14 @@ class Prefill final : public SenderDelegate {
   std::vector<std::byte> source = std::vector<std::byte>(kBytes);
   HandoffTimings timings;
   std::unique_ptr<absl::Notification> ended;
+
+ private:
+  Loop* const loop_;
 };
 
 class Decode final : public ReceiverDelegate {
  public:
+  explicit Decode(Loop* loop) : loop_(loop) {}
   absl::StatusOr<Verdict> OnOffer(const Ticket&, const v1::HandoffOffer& offer,
                                   const std::string&, Grant* grant) override {
     grant->position_end = offer.positions();
@@ -109,11 +117,13 @@ class Decode final : public ReceiverDelegate {
   void Scatter(const Attempt&, const SliceRange& range, const Grant&,
                const std::byte* staging,
                absl::AnyInvocable<void()> done) override {
-    Each(range, [&](int64_t at, int64_t to, int64_t size) {
-      StreamCopy(sink.data() + to, staging + at, size);
+    loop_->Post([this, range, staging, done = std::move(done)]() mutable {
+      Each(range, [&](int64_t at, int64_t to, int64_t size) {
+        StreamCopy(sink.data() + to, staging + at, size);
+      });
+      slices += 1;
+      done();
     });
-    slices += 1;
-    done();
   }
   void Digest(const Attempt&, const Grant&,
               absl::AnyInvocable<void(kernels::KvDigest)> done) override {
@@ -130,6 +140,9 @@ class Decode final : public ReceiverDelegate {
 
   std::vector<std::byte> sink = std::vector<std::byte>(kBytes);
   uint64_t slices = 0;
+
+ private:
+  Loop* const loop_;
 };
 
 class LinkServer final : public v1::HandoffService::CallbackService {
@@ -297,8 +310,8 @@ class Bench {
   ThreadLoop to_;
   SeededRandom from_random_{1};
   SeededRandom to_random_{2};
-  Prefill prefill_;
-  Decode decode_;
+  Prefill prefill_{&from_};
+  Decode decode_{&to_};
   std::unique_ptr<Receiver> receiver_;  // on its loop
   std::unique_ptr<LinkServer> service_;
   std::unique_ptr<rpc::Server> server_;

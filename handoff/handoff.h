@@ -28,7 +28,8 @@ namespace tandem::handoff {
 
 // Neighbouring versions work together.
 inline constexpr uint32_t kProtocolMin = 1;
-inline constexpr uint32_t kProtocolMax = 1;
+inline constexpr uint32_t kProtocolMax = 2;
+inline constexpr uint32_t kProtocolBatches = 2;  // the first that has them
 
 // Formats of KV that this program puts on the wire, and takes off it. A peer
 // that names none knows the first two.

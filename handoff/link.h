@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What both ends of a link do alike: say something every second, notice
-// silence, bound what is queued, and end once. sender.cc and receiver.cc
-// derive their own Link from it.
+// silence, put small messages together, bound what is queued, and end once.
+// sender.cc and receiver.cc derive their own Link from it.
 
 #ifndef TANDEM_HANDOFF_LINK_H_
 #define TANDEM_HANDOFF_LINK_H_
@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -39,6 +41,8 @@ class LinkBase : public StreamHandler<In> {
    public:
     virtual ~Owner() = default;
     virtual void OnLinkMessage(LinkBase* link, In message) = 0;
+    // All that came at once was told.
+    virtual void OnLinkHandled(LinkBase* link) = 0;
     virtual void OnLinkDrained(LinkBase* link) = 0;
     // About once a second.
     virtual void OnLinkTick(LinkBase* link) = 0;
@@ -62,8 +66,73 @@ class LinkBase : public StreamHandler<In> {
     Tick();
   }
 
+  // The peer knows batches.
+  void set_batches(bool batches) { batches_ = batches; }
+
+  // For small messages: queues `message` until the next Flush or Send, with
+  // which it goes in order. On loopback a message costs some 40 us of two
+  // cores, as much as copying half a MiB.
+  void Hold(Out message) {
+    if (!ended_) held_.push_back(std::move(message));
+  }
+  size_t held() const { return held_.size(); }
+
+  void Flush() {
+    std::vector<Out> held = std::exchange(held_, {});
+    if (batches_ && held.size() > 1) {
+      Out all;
+      for (Out& message : held) *all.add_batch() = std::move(message);
+      Write(std::move(all));
+      return;
+    }
+    for (Out& message : held) Write(std::move(message));
+  }
+
   // No-op once ended.
   void Send(Out message) {
+    Flush();
+    Write(std::move(message));
+  }
+
+  // Nothing is heard or told from here on. The object may be destroyed once
+  // no call into it is on the stack.
+  void End(absl::Status status) {
+    if (std::exchange(ended_, true)) return;
+    held_.clear();
+    tick_.Stop();
+    stream_->Close(std::move(status));
+  }
+
+  bool ended() const { return ended_; }
+  std::string peer() const { return stream_->peer(); }
+  size_t unsent() const { return ended_ ? 0 : stream_->unsent(); }
+  // Messages queued, and those that the transport took; not those held.
+  uint64_t sent() const { return sent_; }
+  uint64_t taken() const { return sent_ - unsent(); }
+
+  void OnMessage(In message) override {
+    if (ended_) return;
+    last_heard_ = loop_->Now();
+    if (message.batch().empty()) {
+      owner_->OnLinkMessage(this, std::move(message));
+    }
+    for (In& one : *message.mutable_batch()) {
+      if (ended_) return;
+      owner_->OnLinkMessage(this, std::move(one));
+    }
+    if (!ended_) owner_->OnLinkHandled(this);
+  }
+  void OnDrained() override {
+    if (!ended_) owner_->OnLinkDrained(this);
+  }
+  void OnClosed(absl::Status status) override {
+    if (ended_) return;
+    if (status.ok()) status = absl::UnavailableError("the peer ended the link");
+    owner_->OnLinkBroken(this, std::move(status));
+  }
+
+ private:
+  void Write(Out message) {
     if (ended_) return;
     said_ = true;
     ++sent_;
@@ -79,36 +148,6 @@ class LinkBase : public StreamHandler<In> {
     });
   }
 
-  // Nothing is heard or told from here on. The object may be destroyed once
-  // no call into it is on the stack.
-  void End(absl::Status status) {
-    if (std::exchange(ended_, true)) return;
-    tick_.Stop();
-    stream_->Close(std::move(status));
-  }
-
-  bool ended() const { return ended_; }
-  std::string peer() const { return stream_->peer(); }
-  size_t unsent() const { return ended_ ? 0 : stream_->unsent(); }
-  // Messages queued, and those that the transport took.
-  uint64_t sent() const { return sent_; }
-  uint64_t taken() const { return sent_ - unsent(); }
-
-  void OnMessage(In message) override {
-    if (ended_) return;
-    last_heard_ = loop_->Now();
-    owner_->OnLinkMessage(this, std::move(message));
-  }
-  void OnDrained() override {
-    if (!ended_) owner_->OnLinkDrained(this);
-  }
-  void OnClosed(absl::Status status) override {
-    if (ended_) return;
-    if (status.ok()) status = absl::UnavailableError("the peer ended the link");
-    owner_->OnLinkBroken(this, std::move(status));
-  }
-
- private:
   void Tick() {
     if (overflowing_) return;  // the timer is taken
     tick_.Start(std::min(kBeat, silence_ / 4), [this] { OnTick(); });
@@ -138,7 +177,9 @@ class LinkBase : public StreamHandler<In> {
   std::unique_ptr<Stream<Out, In>> stream_;
   absl::Time last_heard_;
   Timer tick_;
+  std::vector<Out> held_;
   uint64_t sent_ = 0;
+  bool batches_ = false;
   bool said_ = false;
   bool overflowing_ = false;
   bool ended_ = false;

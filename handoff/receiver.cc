@@ -529,6 +529,11 @@ absl::Status Receiver::Impl::CheckInvariants() const {
       return absl::InternalError("an attempt miscounts its credits");
     }
   }
+  for (const auto& [serial, link] : links_) {
+    if (link->held() > 0 && link->scattering == 0) {
+      return absl::InternalError("credits are held, and no slab will follow");
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -37,8 +37,8 @@ struct ReceiverOptions {
   int kv_heads = 0;
   int head_dim = 0;
   int64_t slab_bytes = 1 << 20;
-  int slabs_per_peer = 8;  // credits outstanding per pair at most
-  int num_slabs = 64;      // over all peers at most
+  int slabs_per_peer = 16;  // credits outstanding per pair at most
+  int num_slabs = 128;      // over all peers at most
   int max_links = 256;
   absl::Duration silence = absl::Seconds(4);
   absl::Duration transfer_timeout = absl::Seconds(10);

@@ -54,6 +54,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   bool has_landed(const Attempt& attempt) const;
 
   void OnLinkMessage(ReceiverLinkBase* link, v1::LinkRequest message) override;
+  void OnLinkHandled(ReceiverLinkBase*) override { ServeCredits(); }
   void OnLinkDrained(ReceiverLinkBase*) override {}
   void OnLinkTick(ReceiverLinkBase*) override {}
   void OnLinkBroken(ReceiverLinkBase* link, absl::Status status) override;
@@ -89,6 +90,7 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
     std::vector<Usable> ways;
     SlabArena::Pair pair = 0;
     std::set<Serial> attempts;  // bound to it
+    int scattering = 0;         // slabs of ways whose credits may wait
     absl::Time last_progress;
   };
 
@@ -190,6 +192,8 @@ class Receiver::Impl final : public ReceiverLinkBase::Owner {
   absl::Status CheckSlice(const State& state, const v1::SliceReady& ready,
                           const SliceRange& range) const;
   void ServeCredits();
+  void HoldCredit(const Credit& credit, const SlabArena::Loan& loan);
+  void FlushCredits(Link* link);
   void OnSlice(Link* link, v1::Slice slice);
   void OnReceived(int slab, uint64_t generation,
                   absl::StatusOr<const std::byte*> memory);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "common/failpoint.h"
 #include "handoff/receiver_impl.h"
@@ -136,6 +137,7 @@ void Receiver::Impl::OnHello(Link* link, const v1::LinkHello& hello) {
     return;
   }
   link->welcomed = true;
+  link->set_batches(protocol >= kProtocolBatches);
   link->sender = hello.sender();
   if (mixed) link->mixed = hello.kv_dtype();
   link->pair = arena_.AddPair();
@@ -309,10 +311,10 @@ void Receiver::Impl::OnSliceReady(Link* link, const v1::SliceReady& ready) {
   const uint64_t token = next_token_++;
   requests_[token] = {state->serial, ready.slice()};
   arena_.Request(link->pair, token);
-  ServeCredits();
 }
 
 void Receiver::Impl::ServeCredits() {
+  std::vector<Link*> served;
   while (std::optional<SlabArena::Loan> loan = arena_.Next()) {
     auto request = requests_.find(loan->token);
     State* state = Find(request->second.attempt_serial);
@@ -333,17 +335,36 @@ void Receiver::Impl::ServeCredits() {
     slice.state = SliceState::kCredited;
     ++state->credited;
     Progress(state);
-    v1::LinkResponse response;
-    v1::SliceCredit* message = response.mutable_credit();
-    ToKey(credit.attempt, message->mutable_key());
-    message->set_slice(credit.slice);
-    message->set_slab(static_cast<uint32_t>(loan->slot));
-    message->set_generation(loan->generation);
-    const failpoint::Hit hit =
-        TANDEM_FAILPOINT("handoff.credit", "drop duplicate delay");
-    if (hit == failpoint::kDuplicate) state->link->Send(response);
-    if (hit != failpoint::kDrop) state->link->Send(std::move(response));
+    HoldCredit(credit, *loan);
+    if (!absl::c_linear_search(served, state->link)) {
+      served.push_back(state->link);
+    }
   }
+  for (Link* link : served) FlushCredits(link);
+}
+
+void Receiver::Impl::HoldCredit(const Credit& credit,
+                                const SlabArena::Loan& loan) {
+  v1::LinkResponse response;
+  v1::SliceCredit* message = response.mutable_credit();
+  ToKey(credit.attempt, message->mutable_key());
+  message->set_slice(credit.slice);
+  message->set_slab(static_cast<uint32_t>(loan.slot));
+  message->set_generation(loan.generation);
+  const failpoint::Hit hit =
+      TANDEM_FAILPOINT("handoff.credit", "drop duplicate delay");
+  if (hit == failpoint::kDuplicate) credit.link->Hold(response);
+  if (hit != failpoint::kDrop) credit.link->Hold(std::move(response));
+}
+
+// Credits wait for slabs that are being emptied, up to half of the pair's:
+// with the other half the sender is busy meanwhile.
+void Receiver::Impl::FlushCredits(Link* link) {
+  if (link->scattering > 0 &&
+      link->held() < static_cast<size_t>(options_.slabs_per_peer) / 2) {
+    return;
+  }
+  link->Flush();
 }
 
 void Receiver::Impl::OnSlice(Link* link, v1::Slice slice) {
@@ -411,6 +432,7 @@ void Receiver::Impl::OnReceived(int slab, uint64_t generation,
   const Attempt attempt = credit.attempt;
   const SliceRange range = credit.range;
   const struct Grant grant = credit.grant;
+  if (credit.usable->channel->may_wait()) ++credit.link->scattering;
   delegate_->Scatter(attempt, range, grant, *memory,
                      alive_.Guard([this, slab, generation] {
                        OnScattered(slab, generation);
@@ -424,6 +446,7 @@ void Receiver::Impl::OnScattered(int slab, uint64_t generation) {
     return;
   }
   const Credit credit = credits_[slab];
+  if (credit.usable->channel->may_wait()) --credit.link->scattering;
   FreeSlab(slab);
   MaybeDrop(credit.link);
   MaybeBury(credit.link);
@@ -431,6 +454,7 @@ void Receiver::Impl::OnScattered(int slab, uint64_t generation) {
   ++way.slices;
   way.bytes += credit.bytes;
   ServeCredits();
+  FlushCredits(credit.link);
   State* state = Find(credit.attempt_serial);
   if (state == nullptr) return;
   state->slices.at(credit.slice).state = SliceState::kLanded;

@@ -275,9 +275,7 @@ void Sender::Impl::OnGranted(State* state, const v1::HandoffAnswer& answer) {
   delegate_->OnAnswer(Attempt(state->attempt), SenderDelegate::Answer::kGranted,
                       grant);
   state = Find(serial);
-  if (state == nullptr) return;
-  Announce(state->link);
-  MaybeCommit(state);
+  if (state != nullptr) MaybeCommit(state);
 }
 
 // ---- Slices.
@@ -344,7 +342,6 @@ void Sender::Impl::OnCredit(Link* link, const v1::SliceCredit& credit) {
   link->credits.insert(op.generation);
   ++link->ops;
   Progress(state);
-  Announce(link);
   StartOp(std::move(op));
 }
 
@@ -503,6 +500,15 @@ void Sender::Impl::Remove(State* state) {
   by_attempt_.erase(state->attempt);
   states_.erase(serial);
   for (Serial op : waiting) EndOp(op, /*return_credit=*/true);
+}
+
+absl::Status Sender::Impl::CheckInvariants() const {
+  for (const auto& [key, link] : links_) {
+    if (link->held() > 0 && link->gathering == 0) {
+      return absl::InternalError("slices are held, and none will follow");
+    }
+  }
+  return arena_.CheckInvariants();
 }
 
 std::string_view Sender::Impl::StageName(Phase phase) {

@@ -54,10 +54,11 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   int attempts() const { return static_cast<int>(by_attempt_.size()); }
   int links() const;
   const HandoffCounters& counters() const { return counters_; }
-  absl::Status CheckInvariants() const { return arena_.CheckInvariants(); }
+  absl::Status CheckInvariants() const;
   int waiting_positions(const std::string& worker_id) const;
 
   void OnLinkMessage(SenderLinkBase* link, v1::LinkResponse message) override;
+  void OnLinkHandled(SenderLinkBase* link) override;
   void OnLinkDrained(SenderLinkBase* link) override;
   void OnLinkTick(SenderLinkBase* link) override;
   void OnLinkBroken(SenderLinkBase* link, absl::Status status) override;
@@ -99,6 +100,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
     int announced = 0;                      // and not credited
     absl::flat_hash_set<uint64_t> credits;  // generations in use
     int ops = 0;
+    int gathering = 0;  // of ops: those whose gather runs
     // Own slabs whose message the transport has not taken: the link's sent()
     // after it, and the slab.
     std::deque<std::pair<uint64_t, int>> sending;
@@ -201,6 +203,7 @@ class Sender::Impl final : public SenderLinkBase::Owner {
   void Break(Link* link, const absl::Status& status, bool lost);
   void Bury(Link* link);
   void Announce(Link* link);
+  void FlushSlices(Link* link);
   void StartOp(Op op);
   void ServeStaging();
   void Gather(Op* op, std::byte* staging);

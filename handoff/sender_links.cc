@@ -101,6 +101,7 @@ void Sender::Impl::OnWelcome(Link* link, const v1::LinkWelcome& welcome) {
   }
   link->slab_bytes = welcome.slab_bytes();
   link->num_slabs = welcome.num_slabs();
+  link->set_batches(welcome.protocol() >= kProtocolBatches);
   std::vector<SenderWay*> connect;
   for (const std::string& name : welcome.ways()) {
     const auto& ours = options_.hello.ways();
@@ -244,6 +245,10 @@ void Sender::Impl::OnLinkMessage(SenderLinkBase* base,
   }
 }
 
+void Sender::Impl::OnLinkHandled(SenderLinkBase* link) {
+  Announce(static_cast<Link*>(link));
+}
+
 void Sender::Impl::OnLinkDrained(SenderLinkBase* link) {
   ReleaseTaken(static_cast<Link*>(link));
 }
@@ -314,8 +319,10 @@ void Sender::Impl::Bury(Link* link) {
 // ---- Announcements: attempts take turns.
 
 void Sender::Impl::Announce(Link* link) {
-  while (!link->turns.empty() &&
-         link->announced < kAnnouncedPerSlab * link->num_slabs) {
+  const int most = kAnnouncedPerSlab * link->num_slabs;
+  // Those before them are credited first: half of them go together.
+  if (link->turns.empty() || link->announced > most / 2) return;
+  while (!link->turns.empty() && link->announced < most) {
     const Serial serial = link->turns.front();
     link->turns.pop_front();
     State* state = Find(serial);
@@ -343,9 +350,20 @@ void Sender::Impl::Announce(Link* link) {
     const failpoint::Hit hit =
         TANDEM_FAILPOINT("handoff.announce", "crash drop duplicate");
     if (hit == failpoint::kDrop) continue;
-    if (hit == failpoint::kDuplicate) link->Send(request);
-    link->Send(std::move(request));
+    if (hit == failpoint::kDuplicate) link->Hold(request);
+    link->Hold(std::move(request));
   }
+  link->Flush();
+}
+
+// Slices wait for those that are being gathered, up to half of the slabs: with
+// the other half the receiver is busy meanwhile.
+void Sender::Impl::FlushSlices(Link* link) {
+  if (link->gathering > 0 &&
+      link->held() < static_cast<size_t>(link->num_slabs) / 2) {
+    return;
+  }
+  link->Flush();
 }
 
 // ---- Credits in use: own slab (if the way needs one), gather, send.
@@ -382,6 +400,7 @@ void Sender::Impl::ServeStaging() {
 
 void Sender::Impl::Gather(Op* op, std::byte* staging) {
   op->gathering = true;
+  ++op->link->gathering;
   op->staging = staging;
   // Copies: the op may be gone before Gather returns.
   const Attempt attempt = op->attempt;
@@ -397,6 +416,7 @@ void Sender::Impl::OnGathered(Serial op_serial, kernels::KvDigest digest) {
   auto found = ops_.find(op_serial);
   if (found == ops_.end()) return;
   const Op& op = found->second;
+  --op.link->gathering;
   State* state = Find(op.attempt_serial);
   if (op.link->ended() || state == nullptr || state->failing) {
     EndOp(op_serial, /*return_credit=*/true);
@@ -440,8 +460,10 @@ void Sender::Impl::OnSendable(Serial op_serial,
   *request.mutable_slice() = *std::move(slice);
   const failpoint::Hit hit =
       TANDEM_FAILPOINT("handoff.slice", "crash drop duplicate");
-  if (hit == failpoint::kDuplicate) link->Send(request);
-  if (hit != failpoint::kDrop) link->Send(std::move(request));
+  const bool wait = op->channel->may_wait();
+  if (hit == failpoint::kDuplicate) link->Hold(request);
+  if (hit != failpoint::kDrop) link->Hold(std::move(request));
+  wait ? FlushSlices(link) : link->Flush();
   if (op->own >= 0) {
     link->sending.emplace_back(link->sent(), std::exchange(op->own, -1));
   }

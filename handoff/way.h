@@ -72,6 +72,10 @@ class SenderChannel {
     ready();
   }
 
+  // A Slice message may wait for a few others and go with them: it carries no
+  // bytes and begins nothing that takes time.
+  virtual bool may_wait() const { return false; }
+
   // `staging` holds the slice. Completes `slice` (whose names are filled in)
   // and calls `ready` when the message may be sent: at once or later; an
   // error fails the attempt and names the way as broken. `staging` is not
@@ -115,6 +119,10 @@ class ReceiverChannel {
       uint32_t slab, v1::Slice* slice, int64_t bytes,
       absl::AnyInvocable<void(absl::StatusOr<const std::byte*>)> landed) = 0;
   virtual void Release(uint32_t slab) = 0;
+
+  // Credits may wait for a few others and go with them, while slabs are being
+  // emptied.
+  virtual bool may_wait() const { return false; }
 
   // The link is lost. Calls `quiet` (at once or later, at most once) when it
   // is proved that the peer has no store outstanding and will begin none.

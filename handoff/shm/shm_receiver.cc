@@ -81,6 +81,7 @@ class ShmReceiverChannel final : public ReceiverChannel {
     landed(arena_->data() + int64_t{slab} * slab_bytes_);
   }
   void Release(uint32_t) override {}
+  bool may_wait() const override { return true; }
 
   void LinkLost(absl::AnyInvocable<void()> quiet) override {
     if (quiet_ || doorman_->Withdraw(id_)) {

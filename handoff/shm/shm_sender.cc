@@ -35,6 +35,7 @@ class ShmSenderChannel final : public SenderChannel {
   std::byte* Staging(uint32_t slab) override {
     return arena_->data() + int64_t{slab} * slab_bytes_;
   }
+  bool may_wait() const override { return true; }
   void Send(
       v1::Slice slice, const std::byte*, size_t,
       absl::AnyInvocable<void(absl::StatusOr<v1::Slice>)> ready) override {

@@ -54,6 +54,7 @@ class DirectSenderChannel final : public SenderChannel {
   std::byte* Staging(uint32_t slab) override {
     return arena_->memory.data() + slab * arena_->slab_bytes;
   }
+  bool may_wait() const override { return true; }
   void Send(
       v1::Slice slice, const std::byte*, size_t,
       absl::AnyInvocable<void(absl::StatusOr<v1::Slice>)> ready) override {
@@ -104,6 +105,7 @@ class DirectReceiverChannel final : public ReceiverChannel {
     landed(arena_->memory.data() + slab * arena_->slab_bytes);
   }
   void Release(uint32_t) override {}
+  bool may_wait() const override { return true; }
   void LinkLost(absl::AnyInvocable<void()> quiet) override {
     if (!arena_->connected || (arena_->sender_gone && host_->sender_speaks)) {
       quiet();

@@ -29,6 +29,7 @@ struct Ears final : StreamHandler<v1::LinkResponse> {
   explicit Ears(std::map<uint32_t, v1::HandoffAnswer>* grants_in)
       : grants(grants_in) {}
   void OnMessage(v1::LinkResponse message) override {
+    for (v1::LinkResponse& one : *message.mutable_batch()) OnMessage(one);
     if (message.has_credit()) credits.push_back(message.credit());
     if (message.answer().verdict() == v1::HandoffAnswer::VERDICT_GRANTED) {
       (*grants)[message.answer().key().attempt()] = message.answer();
@@ -52,7 +53,7 @@ class Peer {
 
   void Run() {
     for (int i = 0; i < kSteps && !input_.empty(); ++i) {
-      Do(input_.Below(13));
+      Do(input_.Below(14));
       Check();
     }
     for (End& end : ends_) end.stream.reset();
@@ -100,7 +101,11 @@ class Peer {
     at_ = ends_.size() - 1;
   }
   void Say(v1::LinkRequest message) {
-    if (End* const end = Link()) end->stream->Send(std::move(message));
+    End* const end = Link();
+    if (end == nullptr) return;
+    if (to_batch_ == 0) return end->stream->Send(std::move(message));
+    *batch_.add_batch() = std::move(message);
+    if (--to_batch_ == 0) end->stream->Send(std::exchange(batch_, {}));
   }
 
   const std::pair<Attempt, std::string>& Known() {
@@ -205,6 +210,9 @@ class Peer {
                                     absl::AbortedError("ended"));
         return Issue(n);
       }
+      case 13:  // what is said next goes together
+        to_batch_ = input_.Below(8);
+        return;
       default:
         Grant(input_.Below(8));
         world_.decode.cached = input_.Below(3);
@@ -273,6 +281,8 @@ class Peer {
   int last_ = 0;
   std::vector<End> ends_;
   size_t at_ = 0;
+  v1::LinkRequest batch_;
+  int to_batch_ = 0;
   std::map<uint32_t, Coverage> landed_;
   std::map<uint32_t, v1::HandoffAnswer> grants_;
 };

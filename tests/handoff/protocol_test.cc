@@ -402,8 +402,8 @@ TEST(Handoff, MismatchesAreRefusedReadably) {
        "was restarted"},
       {"a future protocol",
        [](auto* m) {
-         m->mutable_hello()->set_protocol_min(2);
-         m->mutable_hello()->set_protocol_max(3);
+         m->mutable_hello()->set_protocol_min(kProtocolMax + 1);
+         m->mutable_hello()->set_protocol_max(kProtocolMax + 2);
        },
        "no common handoff protocol"},
       {"no sender", [](auto* m) { m->mutable_hello()->clear_sender(); },
@@ -474,16 +474,18 @@ TEST(Handoff, ALinkIsOfTheWorkerThatItsCertificateNames) {
 }
 
 TEST(Handoff, ANeighbouringProtocolVersionWorks) {
-  World world({});
-  world.prefill().on_dial = [](Pair* pair) {
-    pair->requests.filter = [](int index, v1::LinkRequest* message) {
-      if (index == 0) message->mutable_hello()->set_protocol_max(2);
-      return 1;
+  for (const uint32_t newest : {kProtocolMax - 1, kProtocolMax + 1}) {
+    World world({});
+    world.prefill().on_dial = [newest](Pair* pair) {
+      pair->requests.filter = [newest](int index, v1::LinkRequest* message) {
+        if (index == 0) message->mutable_hello()->set_protocol_max(newest);
+        return 1;
+      };
     };
-  };
-  world.Run(1, 16);
-  world.loop.RunFor(absl::Seconds(1));
-  EXPECT_EQ(world.prefill().side.seen[1].acknowledged, 1);
+    world.Run(1, 16);
+    world.loop.RunFor(absl::Seconds(1));
+    EXPECT_EQ(world.prefill().side.seen[1].acknowledged, 1) << newest;
+  }
 }
 
 TEST(Handoff, ForeignTicketsAreRefusedAndChangeNothing) {

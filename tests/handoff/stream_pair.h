@@ -26,9 +26,11 @@ struct Direction {
   explicit Direction(Loop* to_loop) : loop(to_loop) {}
 
   Loop* const loop;  // of the reader
-  // Runs on the writer's loop for every message: how often it arrives.
+  // Runs on the writer's loop for every message, those of a batch one by one:
+  // how often it arrives.
   std::function<int(int index, Message* message)> filter;
-  int sent = 0;                              // writer's loop
+  int sent = 0;                              // messages; writer's loop
+  int written = 0;                           // a batch counts once
   StreamHandler<Message>* reader = nullptr;  // reader's loop
 
   Mutex mutex;
@@ -82,8 +84,8 @@ class StreamPair
     }
     void Send(Out message) override {
       if (closed_) return;
-      const int index = out_->sent++;
-      const int copies = out_->filter ? out_->filter(index, &message) : 1;
+      ++out_->written;
+      const int copies = Filter(&message);
       if (copies == 0) return;
       {
         MutexLock lock(&out_->mutex);
@@ -124,6 +126,22 @@ class StreamPair
     }
 
    private:
+    int Filter(Out* message) {
+      if constexpr (requires { message->batch(); }) {
+        if (!message->batch().empty()) {
+          Out passed;
+          for (Out& one : *message->mutable_batch()) {
+            const int copies = Filter(&one);
+            for (int i = 0; i < copies; ++i) *passed.add_batch() = one;
+          }
+          *message = std::move(passed);
+          return message->batch().empty() ? 0 : 1;
+        }
+      }
+      const int index = out_->sent++;
+      return out_->filter ? out_->filter(index, message) : 1;
+    }
+
     const std::shared_ptr<StreamPair> pair_;
     Direction<Out>* const out_;
     Direction<In>* const in_;
