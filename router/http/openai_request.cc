@@ -128,10 +128,25 @@ void ReadStopping(JsonFields* fields, v1::StoppingOptions* stopping,
   }
 }
 
+// Of a beam search alone. Clients that send their defaults with every request
+// may do so.
+void RefuseWithoutBeams(JsonFields* fields) {
+  constexpr char kNeeds[] = "needs use_beam_search = true";
+  if (fields->Number("length_penalty").value_or(1) != 1) {
+    fields->Refuse("length_penalty", *fields->Find("length_penalty"), kNeeds);
+  }
+  const json* const early = fields->Find("early_stopping");
+  if (early != nullptr && *early != false) {
+    fields->Refuse("early_stopping", *early, kNeeds);
+  }
+}
+
 // vLLM's: as many beams as sequences, unless best_of says how many.
 void ReadBeam(JsonFields* fields, v1::GenerateRequest* request,
               FieldNames* names) {
-  if (!fields->Bool("use_beam_search").value_or(false)) return;
+  if (!fields->Bool("use_beam_search").value_or(false)) {
+    return RefuseWithoutBeams(fields);
+  }
   (*names)["beam"] = "use_beam_search";
   v1::BeamOptions* const beam = request->mutable_beam();
   v1::SamplingOptions* const sampling = request->mutable_sampling();

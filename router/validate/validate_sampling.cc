@@ -139,6 +139,10 @@ absl::Status CheckSampling(const v1::SamplingOptions& s,
 
 absl::Status CheckBeam(const v1::GenerateRequest& request, int widest) {
   const v1::BeamOptions& beam = request.beam();
+  if (!beam.has_width()) {
+    return FieldInvalid("beam.width", "(not set)",
+                        "is needed for a beam search");
+  }
   TANDEM_ROUTER_RETURN_IF_ERROR(
       CheckRange("beam.width", beam.width(), 1, widest));
   TANDEM_ROUTER_RETURN_IF_ERROR(

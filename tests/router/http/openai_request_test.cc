@@ -177,9 +177,35 @@ TEST(OpenAiRequestTest, ABeamSearchHasAsManyBeamsAsSequences) {
       R"({"prompt": "x", "use_beam_search": true, "early_stopping": 3})");
   EXPECT_THAT(std::string(wrong.status().message()),
               HasSubstr("early_stopping"));
-  const auto none = ParseCompletion(
-      R"({"prompt": "x", "use_beam_search": false, "length_penalty": 2})");
-  EXPECT_FALSE(none->prompts.at(0).has_beam());
+}
+
+TEST(OpenAiRequestTest, WhatOnlyBeamsHeedNeedsThem) {
+  const auto parse = [](const std::string& fields) {
+    return ParseCompletion(R"({"prompt": "x", )" + fields + "}");
+  };
+  for (const char* defaults :
+       {R"("length_penalty": 1.0, "early_stopping": false)",
+        R"("length_penalty": 1, "use_beam_search": false)",
+        R"("length_penalty": null, "early_stopping": null)"}) {
+    const auto request = parse(defaults);
+    ASSERT_TRUE(request.ok()) << defaults << ": " << request.status();
+    EXPECT_FALSE(request->prompts.at(0).has_beam()) << defaults;
+  }
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"("length_penalty": 2, "use_beam_search": false)",
+       "length_penalty = 2: needs use_beam_search = true"},
+      {R"("length_penalty": 0)",
+       "length_penalty = 0: needs use_beam_search = true"},
+      {R"("length_penalty": "1")",
+       "length_penalty = \"1\": a number is needed"},
+      {R"("early_stopping": true)",
+       "early_stopping = true: needs use_beam_search = true"},
+      {R"("early_stopping": "never")",
+       "early_stopping = \"never\": needs use_beam_search = true"},
+  };
+  for (const auto& [fields, message] : wrong) {
+    EXPECT_EQ(std::string(parse(fields).status().message()), message);
+  }
 }
 
 TEST(OpenAiRequestTest, PromptsComeInFourForms) {

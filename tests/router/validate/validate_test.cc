@@ -232,6 +232,7 @@ const FieldCase kFieldCases[] = {
     {"", "beam { width: 18 } sampling { n: 18 temperature: 0 top_k: -1 }"},
     {"", "beam { width: 20 } stopping { ignore_eos: true }"},
     {"beam.width", "beam { }"},
+    {"beam.width", "beam { length_penalty: 2 }"},
     {"beam.width", "beam { width: 0 }"},
     {"beam.width", "beam { width: 19 }"},
     {"beam.width", "beam { width: 18 } stopping { stop_token_ids: 9 }"},
@@ -456,6 +457,14 @@ TEST(Validate, BeamsDrawNothingAndGoToWorkers) {
   EXPECT_EQ(params.beam().early_stopping(), v1::EARLY_STOPPING_NEVER);
   EXPECT_FALSE(
       ToSamplingParams(*Validate(Parse("text: 'x'"), Limits())).has_beam());
+}
+
+TEST(Validate, BeamOptionsWithoutAWidthSayWhatIsMissing) {
+  EXPECT_EQ(std::string(Validate(Parse("text: 'x' beam { length_penalty: 2 }"),
+                                 Limits())
+                            .status()
+                            .message()),
+            "beam.width = (not set): is needed for a beam search");
 }
 
 TEST(FitToContext, BeamsFitTheCacheHoweverTheyPart) {
