@@ -19,7 +19,9 @@ inline constexpr char kFeaturePromptLogprobs[] = "prompt_logprobs";  // both
 inline constexpr char kFeatureStructured[] = "structured";  // SamplingParams
 // StructuredParams.after_token_id
 inline constexpr char kFeatureStructuredAfter[] = "structured_after";
-// No request's: commands of the registration stream.
+// No request's: commands of the registration stream. Younger than attention and
+// beam_search, which flags turn off: who names this one and lacks one of those
+// was started so.
 inline constexpr char kFeatureAdapterLoading[] = "adapter_loading";
 
 }  // namespace tandem

@@ -8,24 +8,34 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "common/error.h"
+#include "common/features.h"
 #include "engine/kv/kv_pool.h"
 #include "engine/kv/prefix_cache.h"
 #include "router/core/core.h"
 #include "router/placement/placement.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {
 
+bool Names(const Worker& worker, std::string_view feature) {
+  const auto& heeded = worker.hello.features();
+  return std::find(heeded.begin(), heeded.end(), feature) != heeded.end();
+}
+
 // An older worker would ignore what it does not know.
 bool Heeds(const Worker& worker, const Request& request) {
-  const auto& heeded = worker.hello.features();
-  const auto names = [&heeded](const std::vector<std::string>& needed) {
+  const auto names = [&worker](const std::vector<std::string>& needed) {
     return std::all_of(needed.begin(), needed.end(), [&](const auto& feature) {
-      return std::find(heeded.begin(), heeded.end(), feature) != heeded.end();
+      return Names(worker, feature);
     });
   };
   const EffectiveRequest& effective = request.effective();
@@ -72,6 +82,22 @@ bool CanServe(const Worker& worker, const Request& request) {
          GivesSameResults(worker, request);
 }
 
+// What workers' flags turn off, and of the request what asks for it.
+struct Switch {
+  std::string_view feature, field, off;
+};
+constexpr Switch kSwitches[] = {
+    {kFeatureBeamSearch, "beam",
+     "needs decode workers with a KV cache: here they were started with "
+     "--kv-cache off"},
+    {kFeatureAttention, "output.attention",
+     "needs decode workers that were started with --enable-attention-output"},
+};
+
+bool TurnedOff(const Worker& worker, std::string_view feature) {
+  return !Names(worker, feature) && Names(worker, kFeatureAdapterLoading);
+}
+
 // A worker's count, bounded so that sums with it stay in range.
 int Said(int32_t count) { return std::clamp(count, 0, 1 << 28); }
 
@@ -89,6 +115,37 @@ bool RouterCore::AnyHeeds(const Request& request) const {
     ready = true;
   }
   return !ready;
+}
+
+std::vector<std::string> RouterCore::NeededFeatures(const Request& request) {
+  const EffectiveRequest& effective = request.effective();
+  std::vector<std::string> needed = effective.features;
+  needed.insert(needed.end(), effective.decode_features.begin(),
+                effective.decode_features.end());
+  return needed;
+}
+
+// Newer workers may come by themselves, those with other flags do not: clients
+// need not ask again.
+absl::Status RouterCore::WhyNobodyHeeds(const Request& request) const {
+  const std::vector<std::string> needed = NeededFeatures(request);
+  for (const Switch& of : kSwitches) {
+    const bool asked =
+        std::find(needed.begin(), needed.end(), of.feature) != needed.end();
+    if (asked && !AnyDecodeWorker([&](const Worker& worker) {
+          return !TurnedOff(worker, of.feature);
+        })) {
+      return FieldInvalid(of.field, "(set)", of.off);
+    }
+  }
+  return MakeError(
+      absl::StatusCode::kUnavailable, "NO_WORKERS",
+      absl::StrCat("no decode worker knows all of ",
+                   absl::StrJoin(needed, ", "),
+                   ": they are of an older version, or started without "
+                   "(beam_search needs --kv-cache on, attention "
+                   "--enable-attention-output)"),
+      {}, absl::Seconds(5));
 }
 
 bool RouterCore::AnyDecodeWorker(

@@ -28,15 +28,6 @@ constexpr absl::Duration kTimeLimitSlack = absl::Seconds(1);
 // Retries a minute, and at once: a worker may be lost with all requests, twice.
 constexpr int kLeastRetries = 600;
 
-// What decode workers must heed for it.
-std::vector<std::string> Needed(const Request& request) {
-  const EffectiveRequest& effective = request.effective();
-  std::vector<std::string> needed = effective.features;
-  needed.insert(needed.end(), effective.decode_features.begin(),
-                effective.decode_features.end());
-  return needed;
-}
-
 bool GoesBefore(const Request& a, const Request& b) {
   if (a.was_computed() != b.was_computed()) return a.was_computed();
   const int priority = a.effective().priority;
@@ -223,14 +214,7 @@ bool RouterCore::TryPlace(Request* request) {
     if (request->was_computed()) return false;
     if (request->effective().no_kv_cache && NoPoolHolds(request)) return true;
     if (AnyHeeds(*request)) return false;
-    request->Fail(
-        MakeError(absl::StatusCode::kUnavailable, "NO_WORKERS",
-                  absl::StrCat("no decode worker knows all of ",
-                               absl::StrJoin(Needed(*request), ", "),
-                               ": they are of an older version, or started "
-                               "without (beam_search needs --kv-cache on, "
-                               "attention --enable-attention-output)"),
-                  {}, absl::Seconds(5)));
+    request->Fail(WhyNobodyHeeds(*request));
     return true;
   }
   const WorkerView& decode = snapshot.decode[pair.decode];
@@ -330,15 +314,13 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
                                      ? options_.recovery_wait
                                      : options_.no_workers_wait;
     if (waited < limit) return;
-    request->Fail(MakeError(
-        absl::StatusCode::kUnavailable, "NO_WORKERS",
-        absl::StrCat("no decode worker", Wanted(*request),
-                     Needed(*request).empty()
-                         ? ""
-                         : absl::StrCat(" that knows ",
-                                        absl::StrJoin(Needed(*request), ", ")),
-                     " for ", absl::FormatDuration(limit)),
-        {}, absl::Seconds(5)));
+    const std::string needed = absl::StrJoin(NeededFeatures(*request), ", ");
+    request->Fail(
+        MakeError(absl::StatusCode::kUnavailable, "NO_WORKERS",
+                  absl::StrCat("no decode worker", Wanted(*request),
+                               needed.empty() ? "" : " that knows ", needed,
+                               " for ", absl::FormatDuration(limit)),
+                  {}, absl::Seconds(5)));
     return;
   }
   const absl::Duration limit =

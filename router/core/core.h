@@ -180,9 +180,13 @@ class RouterCore : private RegistryListener,
   std::vector<Request*> All() const;
 
   // candidates.cc
+  // What decode workers must heed for it.
+  static std::vector<std::string> NeededFeatures(const Request& request);
   // Of those that may be given something.
   bool AnyDecodeWorker(absl::FunctionRef<bool(const Worker&)> matches) const;
   bool AnyHeeds(const Request& request) const;
+  // Where that is false.
+  absl::Status WhyNobodyHeeds(const Request& request) const;
   // Whether some decode worker has what it needs; room is another matter.
   bool AnyCanServe(const Request& request) const;
   // What AnyCanServe did not find, for people to read.

@@ -2,6 +2,7 @@
 // What a request may show of its own computation, through real processes: the
 // work that it took, with the KV cache and without it.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -124,6 +125,15 @@ TEST(IntrospectionTest, AWorkerMayComputeAllRequestsWithoutACache) {
     // Its router was not told to offer it by request.
     const Outcome refused = cluster.Generate(Ask(v1::PLACEMENT_LOCAL, true));
     EXPECT_EQ(refused.status.code(), absl::StatusCode::kInvalidArgument);
+    v1::GenerateRequest beams = TextRequest("One day", 8);
+    beams.mutable_beam()->set_width(2);
+    const absl::Status searched = cluster.Generate(beams).status;
+    EXPECT_EQ(searched.code(),
+              off ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kOk);
+    if (off) {
+      EXPECT_THAT(std::string(searched.message()),
+                  ::testing::HasSubstr("--kv-cache off"));
+    }
     EXPECT_EQ(cluster.WhatIsLeft(), "");
   }
   EXPECT_EQ(outcomes[0].token_ids, outcomes[1].token_ids);

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/error.h"
 #include "tests/router/world.h"
 
@@ -398,6 +400,48 @@ v1::WorkerHello WithBlocks(const std::string& id, int blocks) {
   v1::WorkerHello hello = World::Hello(id, v1::WORKER_ROLE_DECODE);
   hello.set_num_blocks(blocks);
   return hello;
+}
+
+// No later worker of that cluster could do it either: clients need not ask
+// again, as they would where all are of an older version.
+TEST(FeaturesTest, WhatAllWorkersWereStartedWithoutIsRefusedForGood) {
+  const auto started_without = [](const std::string& id, const char* feature) {
+    v1::WorkerHello hello = World::Hello(id, v1::WORKER_ROLE_DECODE);
+    auto* const features = hello.mutable_features();
+    features->erase(std::remove(features->begin(), features->end(), feature),
+                    features->end());
+    hello.add_features(kFeatureAdapterLoading);
+    return hello;
+  };
+  AdmittedRequest attention = World::Ask();
+  attention.effective.features = {kFeatureAttention};
+  const struct {
+    AdmittedRequest request;
+    const char* feature;
+    const char* field;
+    const char* says;
+  } cases[] = {
+      {Beams(2, 8), kFeatureBeamSearch, "beam", "--kv-cache off"},
+      {attention, kFeatureAttention, "output.attention",
+       "--enable-attention-output"},
+  };
+  for (const auto& c : cases) {
+    World w;
+    w.Register(started_without("d0", c.feature));
+    ClientPipe* const refused = w.Submit(c.request);
+    ASSERT_TRUE(refused->dropped) << c.field;
+    EXPECT_EQ(refused->status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ErrorMetadata(refused->status)["field"], c.field);
+    EXPECT_THAT(std::string(refused->status.message()), HasSubstr(c.says));
+    // One that may be replaced by a newer one.
+    w.Register(Old("old", v1::WORKER_ROLE_DECODE));
+    ClientPipe* const later = w.Submit(c.request);
+    ASSERT_TRUE(later->dropped) << c.field;
+    EXPECT_EQ(later->status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(later->status.message()), HasSubstr(c.feature));
+    w.Decode("new");
+    EXPECT_FALSE(w.Submit(c.request)->dropped) << c.field;
+  }
 }
 
 // 40 tokens share two blocks of 16; each of four beams has 15 of its own.
