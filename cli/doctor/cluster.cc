@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/doctor/doctor.h"
+#include "common/fingerprint_words.h"
 #include "common/flags.h"
 #include "common/rpc/credentials.h"
 
@@ -20,12 +21,14 @@ constexpr double kFull = 0.95;
 // One that is turned away comes again within 6.25 s.
 constexpr double kTriesAgainSeconds = 10;
 constexpr char kNumerics[] = "numerics";
+constexpr size_t kLongest = 64;  // of a part of the fingerprint; of hashes all
 
 double Seconds(const google::protobuf::Duration& value) {
   return static_cast<double>(value.seconds()) + value.nanos() * 1e-9;
 }
 
-// Fields of the fingerprint that workers differ in, with both values.
+// Fields of the fingerprint that workers differ in, with what differs of both
+// values.
 void CompareWorkers(const v1::GetClusterStateResponse& state, Checks* checks) {
   std::map<std::string, std::set<std::string>> values;
   uint32_t least = 0, most = UINT32_MAX;
@@ -50,10 +53,12 @@ void CompareWorkers(const v1::GetClusterStateResponse& state, Checks* checks) {
       continue;
     }
     equal = false;
+    const FingerprintWords words =
+        DifferingWords(*different.begin(), *different.rbegin(), kLongest);
     checks->push_back(
         {Verdict::kFail, "fingerprint",
-         absl::StrCat(field, " differs: ", *different.begin(), " and ",
-                      *different.rbegin(),
+         absl::StrCat(field, " differs: ", words.a, " and ", words.b,
+                      words.hint,
                       field == kNumerics
                           ? "; start all workers with the same formats on the "
                             "same kind of device, or all with --mixed-numerics"

@@ -106,6 +106,18 @@ TEST(DoctorTest, EachSeededReasonIsNamedWithARemedy) {
                ->mutable_fingerprint())["weights"] = "v";
        },
        "fingerprint", "weights differs", "one model and one build"},
+      {"words of a config",
+       [](State* s) {
+         for (const int i : {0, 1}) {
+           (*s->mutable_workers(i)
+                 ->mutable_hello()
+                 ->mutable_fingerprint())["config"] =
+               absl::StrCat("layers=12 rope=longrope factors=", i, " heads=8");
+         }
+       },
+       "fingerprint",
+       "config differs: factors=0 and factors=1 (is --max-model-len the same",
+       "one model and one build"},
       {"different numerics",
        [](State* s) {
          s->mutable_workers(0)->mutable_hello()->set_mixed_numerics(true);
