@@ -511,6 +511,9 @@ void AdapterControl::Collect(const Worker& worker) {
 }
 
 void AdapterControl::OnRegistered(const Worker& worker) {
+  for (const auto& adapter : worker.hello.adapters()) {
+    let_go_.erase(adapter.name());
+  }
   Collect(worker);
   for (const auto& adapter : worker.hello.adapters()) Hear(worker, adapter);
   Complete(worker);
@@ -518,6 +521,12 @@ void AdapterControl::OnRegistered(const Worker& worker) {
 
 void AdapterControl::OnAdapters(const Worker& worker, const Adapters& before) {
   const Adapters& now = worker.hello.adapters();
+  for (const v1::AdapterRef& adapter : before) {
+    if (FindIn(now, adapter.name()) == nullptr && let_go_.size() < kMaxGone) {
+      let_go_.insert(adapter.name());
+    }
+  }
+  for (const v1::AdapterRef& adapter : now) let_go_.erase(adapter.name());
   for (const v1::AdapterRef& adapter : before) {
     if (adapter.in_service() && !changes_.contains(adapter.name()) &&
         adapter.digest() == DigestInService(adapter.name()) &&
@@ -633,6 +642,20 @@ void AdapterControl::Tick() {
 bool AdapterControl::Closed(const std::string& name) const {
   const auto it = changes_.find(name);
   return it != changes_.end() && !it->second.was_served;
+}
+
+absl::Status AdapterControl::CheckNotLetGo(const std::string& name) const {
+  if (!let_go_.contains(name) || in_service_.contains(name) ||
+      changes_.contains(name)) {
+    return absl::OkStatus();
+  }
+  for (const auto& [id, worker] : registry_->workers()) {
+    if (worker->hello.role() == v1::WORKER_ROLE_DECODE &&
+        !AdapterDigest(worker->hello, name).empty()) {
+      return absl::OkStatus();
+    }
+  }
+  return NotFound(name);
 }
 
 std::string AdapterControl::DigestInService(const std::string& name) const {

@@ -64,6 +64,10 @@ class AdapterControl {
 
   // Whether new requests must not name it, whoever has it.
   bool Closed(const std::string& name) const;
+  // Not OK where workers that are here have let it go, and no decode worker has
+  // it any more: nobody is to bring it back. One whose workers were lost is
+  // another matter.
+  absl::Status CheckNotLetGo(const std::string& name) const;
   // What the one in service of that name holds; empty: none is.
   std::string DigestInService(const std::string& name) const;
   // Those that are to be on every worker.
@@ -178,6 +182,7 @@ class AdapterControl {
   uint64_t last_command_ = 0;
   AdaptersAway away_;
   std::map<std::string, Gone> gone_;  // by adapter
+  std::set<std::string> let_go_;      // by a worker; no list names it since
 };
 
 }  // namespace tandem::router

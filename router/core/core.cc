@@ -211,6 +211,7 @@ bool RouterCore::TryPlace(Request* request) {
   Snapshot snapshot = MakeSnapshot(*request);
   Pair pair = Place(options_.policy, snapshot, random_);
   if (pair.decode < 0) {
+    if (FailIfLetGo(request)) return true;
     if (request->was_computed()) return false;
     if (request->effective().no_kv_cache && NoPoolHolds(request)) return true;
     if (AnyHeeds(*request)) return false;
@@ -310,6 +311,7 @@ void RouterCore::Tick() {
 void RouterCore::FailIfWaitedTooLong(Request* request) {
   const absl::Duration waited = loop_->Now() - request->waiting_since();
   if (!AnyCanServe(*request)) {
+    if (FailIfLetGo(request)) return;
     const absl::Duration limit = request->was_computed()
                                      ? options_.recovery_wait
                                      : options_.no_workers_wait;
@@ -330,6 +332,13 @@ void RouterCore::FailIfWaitedTooLong(Request* request) {
       absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
       absl::StrCat("no worker had room within ", absl::FormatDuration(limit)),
       {}, absl::Seconds(2)));
+}
+
+bool RouterCore::FailIfLetGo(Request* request) {
+  const absl::Status status =
+      adapter_control_.CheckNotLetGo(request->effective().adapter);
+  if (!status.ok()) request->Fail(status);
+  return !status.ok();
 }
 
 void RouterCore::OnVoided(const v1::WorkerRef& old) {

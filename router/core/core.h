@@ -176,6 +176,8 @@ class RouterCore : private RegistryListener,
   void Tick();
   absl::Time tick_due_;
   void FailIfWaitedTooLong(Request* request);
+  // Fails one whose adapter another router has unloaded.
+  bool FailIfLetGo(Request* request);
   void Reap();
   std::vector<Request*> All() const;
 

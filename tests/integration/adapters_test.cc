@@ -396,6 +396,40 @@ TEST_F(LoraServiceTest, AnUnloadLetsRequestsEndAndFreesTheSlot) {
   EXPECT_EQ(cluster.WhatIsLeft(), "");
 }
 
+// Its router hears of the unload by what workers have, and requests may be on
+// their way to them or behind a check that was made before.
+TEST_F(LoraServiceTest, AnotherRoutersUnloadEndsRequestsAtOnce) {
+  ClusterOptions options = WithRoom();
+  options.routers = 2;
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.Start().ok());
+  ASSERT_TRUE(Load(&cluster, "verse", "verse").ok());
+  const auto ask = [&] {
+    return cluster.Generate(With("verse", "One day", 2), nullptr, /*router=*/1);
+  };
+  for (int tries = 0; tries < 100 && !ask().status.ok(); ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::vector<Outcome> last(8);
+  std::vector<std::thread> clients;
+  for (Outcome& outcome : last) {
+    clients.emplace_back([&] {
+      do {
+        outcome = ask();
+      } while (outcome.status.ok());
+    });
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_TRUE(Unload(&cluster, "verse").ok());
+  for (std::thread& client : clients) client.join();
+  for (const Outcome& outcome : last) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kNotFound)
+        << outcome.status;
+    EXPECT_LT(outcome.ended - outcome.sent, seconds(5));
+  }
+  EXPECT_EQ(cluster.WhatIsLeft(), "");
+}
+
 TEST_F(LoraServiceTest, ByClientsAsWithVllmAndOpenEngine) {
   ClusterOptions options = WithRoom();
   options.decode = 1;

@@ -730,6 +730,39 @@ TEST_F(AdapterControlTest, AnotherRouterMayUnloadIt) {
   EXPECT_EQ(e.CommandText(), "");
 }
 
+// Those that wait were admitted before, and where threads beside the loop have
+// yet to hear of it they are after: none of them waits for what is not to come.
+TEST_F(AdapterControlTest, WhoWaitsForWhatAnotherRouterUnloadsEndsAtOnce) {
+  for (const bool in_service : {true, false}) {
+    const std::string name = in_service ? "verse" : "own";
+    if (in_service) {
+      HaveVerse();
+    } else {
+      StartWithOwn();
+    }
+    ClientPipe* const waits = Ask(name);
+    for (size_t i = 0; i < 2; ++i) {  // both decode workers
+      w.decodes.back().Break(
+          MakeError(StatusCode::kNotFound, "ADAPTER_NOT_FOUND", "let go"));
+      w.Settle();
+    }
+    EXPECT_TRUE(waits->open) << name;
+    for (FakeWorker* const worker : {&p, &d, &e}) worker->LetsGo(name);
+    for (ClientPipe* const client : {waits, Ask(name)}) {
+      ASSERT_TRUE(client->dropped) << name;
+      EXPECT_EQ(client->status.code(), StatusCode::kNotFound);
+      EXPECT_EQ(ErrorReason(client->status), "ADAPTER_NOT_FOUND");
+      EXPECT_THAT(std::string(client->status.message()), HasSubstr(name));
+    }
+    // Back in another way it is served.
+    *d.hello.add_adapters() = Ref(name, 'b', in_service);
+    d.SayList();
+    const size_t placed = w.decodes.size();
+    Ask(name);
+    EXPECT_EQ(w.decodes.size(), placed + 1) << name;
+  }
+}
+
 // Its slots are free when the last request with it has ended, and other routers
 // need not wait for that.
 TEST_F(AdapterControlTest, AnotherRouterMayLoadItBeforeItsUnloadIsOver) {
