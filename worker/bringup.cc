@@ -438,6 +438,11 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
         "--kv-cache-dtype f16 is for GPUs: on a CPU f32, bf16, fp8, int8 or "
         "int4");
   }
+  if (!opened->is_cuda() && weight_dtype->has_value()) {
+    const absl::Status kept =
+        CheckCpuWeights(**weight_dtype, *quantisation, *spec);
+    if (!kept.ok()) return kept;
+  }
   LogInfo("device", {{"device", parts.backend->description()},
                      {"reason", opened->reason}});
   if (!opened->is_cuda() && flags.activation_dtype == "auto" &&

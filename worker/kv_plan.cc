@@ -103,6 +103,18 @@ absl::Status CheckWeights(int64_t bytes, const HostMemory& host) {
       "what `tandem plan` says"));
 }
 
+absl::Status CheckCpuWeights(kernels::DType weights,
+                             std::optional<kernels::DType> quantisation,
+                             const engine::ModelSpec& spec) {
+  using kernels::DType;
+  // Those leave no matrix in f16 but exact ones, as routers of experts are.
+  const bool all_codes =
+      (quantisation == DType::kInt8 || quantisation == DType::kInt4) &&
+      spec.routes.experts == 0 && !spec.latent() && spec.told == 0;
+  if (weights != DType::kF16 || all_codes) return absl::OkStatus();
+  return UsageError("--dtype is f16, expected auto, f32 or bf16 on a CPU");
+}
+
 absl::Status CheckAdapterSlots(int64_t bytes, const HostMemory& host) {
   if (bytes <= Left(host)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

@@ -43,7 +43,14 @@ struct HostMemory {
 // are loaded; else INVALID_ARGUMENT that says both.
 absl::Status CheckWeights(int64_t bytes, const HostMemory& host);
 
-// The same for the slots of LoRA adapters, before adapters are read.
+// A usage error where --dtype, which came to `weights`, leaves matrices in a
+// type that a CPU has no form for.
+absl::Status CheckCpuWeights(kernels::DType weights,
+                             std::optional<kernels::DType> quantisation,
+                             const engine::ModelSpec& spec);
+
+// The same as CheckWeights for the slots of LoRA adapters, before adapters are
+// read.
 absl::Status CheckAdapterSlots(int64_t bytes, const HostMemory& host);
 
 // Of a block of the KV cache in all layers, padding included.

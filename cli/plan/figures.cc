@@ -87,13 +87,9 @@ absl::Status CheckFormats(const PlanInput& input,
                      input.quantization));
   }
   if (!input.gpu) {
-    // Those leave no matrix in f16 but an exact one, as routers of experts are.
-    const bool all_codes =
-        (quantisation == DType::kInt8 || quantisation == DType::kInt4) &&
-        input.spec.routes.experts == 0;
-    if (formats.weights == DType::kF16 && !all_codes) {
-      return UsageError("--dtype is f16, expected auto, f32 or bf16 on a CPU");
-    }
+    const absl::Status kept =
+        worker::CheckCpuWeights(formats.weights, quantisation, input.spec);
+    if (!kept.ok()) return kept;
     if (formats.kv != DType::kF16) return absl::OkStatus();
     return UsageError(
         "KV cache type is f16, expected f32, bf16, fp8, int8 or int4 on a CPU");

@@ -584,9 +584,11 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
     const Result result = Shell(Cluster::BinaryPath(command) + " 2>&1");
     EXPECT_EQ(result.code, 2) << command << ": " << result.output;
   }
-  // Both name the flag before they read anything.
+  // All name the flag before they read weights.
   for (const auto& [flags, says] :
-       {std::pair("--lora-modules a=", "--lora-modules is 'a=', expected"),
+       {std::pair("--device cpu --dtype f16",
+                  "--dtype is f16, expected auto, f32 or bf16 on a CPU"),
+        std::pair("--lora-modules a=", "--lora-modules is 'a=', expected"),
         std::pair("--lora-modules =/x", "--lora-modules: adapter ''"),
         std::pair("--lora-modules 'a b=/x'", "--lora-modules: adapter 'a b'"),
         std::pair("--lora-modules a=/x,a=/y", "--lora-modules names 'a' twice"),

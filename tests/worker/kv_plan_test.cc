@@ -215,6 +215,36 @@ TEST(KvPlan, WeightsThatDoNotFitAreNotLoaded) {
             HasSubstr("--quantization")));
 }
 
+TEST(KvPlan, ACpuKeepsNoMatrixInF16) {
+  engine::ModelSpec experts = Spec(), latent = Spec(), told = Spec();
+  experts.routes.experts = 8;
+  latent.kv_rank = 64;
+  told.told = 32;
+  const struct {
+    const char* why;
+    DType weights;
+    std::optional<DType> quantisation;
+    engine::ModelSpec spec;
+    bool kept;
+  } cases[] = {
+      {"others", DType::kBF16, std::nullopt, Spec(), true},
+      {"f16", DType::kF16, std::nullopt, Spec(), false},
+      {"embeddings beside fp8", DType::kF16, DType::kFp8, Spec(), false},
+      {"codes leave none", DType::kF16, DType::kInt8, Spec(), true},
+      {"codes leave none", DType::kF16, DType::kInt4, Spec(), true},
+      {"routers of experts", DType::kF16, DType::kInt8, experts, false},
+      {"latent attention", DType::kF16, DType::kInt8, latent, false},
+      {"a table for each layer", DType::kF16, DType::kInt8, told, false}};
+  for (const auto& c : cases) {
+    const absl::Status status =
+        CheckCpuWeights(c.weights, c.quantisation, c.spec);
+    EXPECT_EQ(status.ok(), c.kept) << c.why;
+    if (!c.kept) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("--dtype is f16"));
+    }
+  }
+}
+
 TEST(KvPlan, SlotsThatDoNotFitAreNotFilled) {
   const HostMemory host{.limit_bytes = 4 * kGiB, .used_bytes = kGiB};
   EXPECT_TRUE(CheckAdapterSlots(3 * kGiB, host).ok());
