@@ -510,7 +510,7 @@ int RunTandem(int argc, char** argv) {
   } else if (chosen == pull_line) {
     status = Pull(pull);
   } else if (chosen == plan_line) {
-    status = plan_command.Complete();
+    status = plan_command.Complete(*plan_line);
     if (!status.ok()) return ReportFailure("tandem plan", status);
     const absl::StatusOr<std::string> directory =
         plan_source.Directory(/*config_only=*/true);

@@ -16,6 +16,9 @@
 namespace tandem::cli {
 namespace {
 
+// As the help calls it, before what is wrong with it.
+constexpr char kFlag[] = "MODEL (--model) ";
+
 // Lines and a bar on standard error, which do not disturb each other.
 class Screen {
  public:
@@ -71,17 +74,18 @@ absl::StatusOr<std::string> ModelSource::Directory(bool config_only) const {
     const bool config = IsConfigFile(model);
     if (!std::filesystem::exists(model, error)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "'", model, "': no such ", config ? "file" : "directory"));
+          kFlag, "'", model, "': no such ", config ? "file" : "directory"));
     }
     const std::filesystem::path path(model);
     if (!std::filesystem::is_directory(path, error)) {
       if (!config || !config_only) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "'", model, "' is a file: give the model's directory"));
+            kFlag, "'", model, "' is a file: give the model's directory"));
       }
     } else if (!std::filesystem::exists(path / "config.json", error)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", model, "' is no model directory: it holds no config.json"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(kFlag, "'", model,
+                       "' is no model directory: it holds no config.json"));
     }
     if (revision == "main") return model;
     return UsageError(absl::StrCat("--revision ", revision,
@@ -99,7 +103,7 @@ absl::StatusOr<std::string> ModelSource::Directory(bool config_only) const {
                     int64_t total) { screen.Bytes(done, total); }});
   if (directory.ok()) return directory;
   return Annotate(directory.status(),
-                  absl::StrCat("'", model, "' is no directory here"));
+                  absl::StrCat(kFlag, "'", model, "' is no directory here"));
 }
 
 absl::Status Pull(const ModelSource& source) {

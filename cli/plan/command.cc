@@ -65,7 +65,7 @@ void PlanCommand::AddTo(CommandLine* line) {
   line->Add("json", &json_, "One JSON object instead of a table");
 }
 
-absl::Status PlanCommand::Complete() {
+absl::Status PlanCommand::Complete(const CommandLine& line) {
   if (!device_.empty() && device_ != kCpu) {
     if (memory_bytes_ > 0) {
       return UsageError(
@@ -80,6 +80,11 @@ absl::Status PlanCommand::Complete() {
     return absl::OkStatus();
   }
   input_.gpu = device_.empty() && memory_bytes_ > 0;
+  if (!input_.gpu && line.typed("gpu-memory-utilization")) {
+    return UsageError(
+        "--gpu-memory-utilization is of a GPU's memory, and this plan is for "
+        "CPUs: give --memory or a GPU's --device as well, or leave it out");
+  }
   if (device_ == kCpu) input_.device = device_;
   input_.memory_bytes = memory_bytes_ > 0 ? memory_bytes_ : AvailableMemory();
   if (input_.memory_bytes > 0) return absl::OkStatus();

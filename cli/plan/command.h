@@ -21,8 +21,9 @@ absl::Status ReadModel(const std::string& directory, PlanInput* input);
 class PlanCommand {
  public:
   void AddTo(CommandLine* line);
-  // After parsing. INVALID_ARGUMENT: --device and --memory exclude each other.
-  absl::Status Complete();
+  // After parsing. INVALID_ARGUMENT: --device and --memory exclude each other,
+  // or a flag is of a GPU, and the plan of a CPU.
+  absl::Status Complete(const CommandLine& line);
   // `directory` holds the model's config.json, or is one; `model` is its name,
   // `revision` as of the hub.
   absl::Status Run(const std::string& model, const std::string& revision,

@@ -516,7 +516,14 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
       {"plan x --memory 8GiB --device h100", 2, "--memory and --device h100"},
       // Workers would refuse it.
       {"plan x --device l40s", 2, "--device: 'l40s' is none of cpu, a100-40gb"},
-      {"plan /no/such/model", 1, "no such directory"},
+      {"plan x --gpu-memory-utilization 0.5", 2,
+       "--gpu-memory-utilization is of a GPU's memory, and this plan is for"},
+      {"plan x --device cpu --memory 8GiB --gpu-memory-utilization 0.5", 2,
+       "--gpu-memory-utilization is of a GPU's memory"},
+      {"plan /no/such/model", 1,
+       "MODEL (--model) '/no/such/model': no such directory"},
+      {"plan --model no-such/ --json", 1,
+       "MODEL (--model) 'no-such/': no such directory"},
       {"explain /no/such/model", 1, "no such directory"},
       {"explain --measure", 2, "--measure needs a directory"},
       {"status --watch --json", 2, "--watch and --json"},
@@ -628,6 +635,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
   // Defaults of the environment that a command does not use are no mistakes.
   for (const char* const command :
        {"TANDEM_REVISION=main tandem explain --no-machine",
+        "TANDEM_GPU_MEMORY_UTILIZATION=0.5 tandem plan /no/such",
         "TANDEM_JSON=1 timeout -s INT 1 tandem status --watch"
         " --admin 127.0.0.1:1",
         "TANDEM_DEVICE=cpu TANDEM_REVISION=v1 tandem chat --router 127.0.0.1:1"
@@ -709,9 +717,9 @@ TEST(CliTest, AConfigIsNoModelDirectoryButPlanReadsIt) {
   const std::string config = EmbeddedModel() + "/config.json";
   const Result serve = Shell(Tandem("serve " + config + " 2>&1"));
   EXPECT_EQ(serve.code, 1);
-  EXPECT_EQ(serve.output, absl::StrCat("tandem serve: error: '", config,
-                                       "' is a file: give the model's "
-                                       "directory\n"));
+  EXPECT_EQ(serve.output,
+            absl::StrCat("tandem serve: error: MODEL (--model) '", config,
+                         "' is a file: give the model's directory\n"));
   EXPECT_EQ(Shell(Tandem("plan " + config)).code, 0);
   const Result router =
       Shell(Cluster::BinaryPath("tandem-router /no/such/model 2>&1"));
