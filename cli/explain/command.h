@@ -21,7 +21,7 @@ struct ExplainOptions {
   std::string model;  // directory or config.json; empty: Llama 3.1 8B
   std::string name;   // for the report; empty: the directory's
   Lengths lengths{.prompt = 100, .output = 50};
-  FormatFlags formats{.dtype = "bf16", .kv_cache_dtype = "bf16"};
+  FormatFlags formats = {};
   int block_size = 16;
   int threads = 0;      // 0: one per CPU
   bool machine = true;  // measure its limits

@@ -26,8 +26,11 @@ TEST(ChosenFormatsTest, TheEnvironmentOfWorkersIsUnderstood) {
     const char* checkpoint = "bfloat16";
   } cases[] = {
       {"", "", DType::kBF16, DType::kBF16},
-      {"", "", DType::kBF16, DType::kBF16, "float32"},
-      {"f16", "", DType::kF16, DType::kBF16},
+      {"", "", DType::kF32, DType::kF32, "float32"},
+      {"", "", DType::kF32, DType::kF32, ""},
+      {"", "bf16", DType::kF32, DType::kBF16, "float32"},
+      {"bf16", "", DType::kBF16, DType::kBF16, "float32"},
+      {"f16", "", DType::kF16, DType::kF32},
       {"f16", "auto", DType::kF16, DType::kF32},
       {"f32", "auto", DType::kF32, DType::kF32},
       {"bf16", "auto", DType::kBF16, DType::kBF16, "float32"},
