@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <set>
@@ -278,26 +279,24 @@ std::string ReadyBlock(const ServeFlags& flags, const Ports& ports,
   return block;
 }
 
+// The first port that the system gives by itself.
+int FirstEphemeralPort() {
+  int first = 0;
+  std::ifstream range("/proc/sys/net/ipv4/ip_local_port_range");
+  return range >> first ? first : 32768;
+}
+
 absl::StatusOr<Ports> ChoosePorts(const ServeFlags& flags) {
   // None that another listener of the same router is about to take.
   std::set<int> ours = {flags.grpc_port, flags.http_port, flags.admin_port};
-  // Below the ephemeral range, from which workers' own ports and connections
-  // come: one of them may be there before the router is.
-  const auto any = [&]() -> absl::StatusOr<int> {
-    for (int tries = 0;; ++tries) {
-      const int wanted =
-          tries < 200 ? 20000 + (getpid() * 7 + tries * 61) % 12000 : 0;
-      absl::StatusOr<int> port = FreePort("127.0.0.1", wanted);
-      if (port.ok() ? ours.insert(*port).second : wanted == 0) return port;
-    }
-  };
-  const absl::StatusOr<int> internal = any();
+  const absl::StatusOr<int> internal = OwnPort(&ours);
   if (!internal.ok()) return internal.status();
   if (flags.admin_port != 0) return Ports{*internal, flags.admin_port};
   // Where `tandem status` looks, unless another cluster is there.
-  absl::StatusOr<int> admin =
-      ours.contains(kAdminPort) ? any() : FreePort("127.0.0.1", kAdminPort);
-  if (!admin.ok()) admin = any();
+  absl::StatusOr<int> admin = ours.contains(kAdminPort)
+                                  ? OwnPort(&ours)
+                                  : FreePort("127.0.0.1", kAdminPort);
+  if (!admin.ok()) admin = OwnPort(&ours);
   if (!admin.ok()) return admin.status();
   return Ports{*internal, *admin};
 }
@@ -317,6 +316,18 @@ void StopAll(const ServeFlags& flags, Supervisor* supervisor) {
 }
 
 }  // namespace
+
+absl::StatusOr<int> OwnPort(std::set<int>* ours) {
+  constexpr int kBegin = 20000, kEnd = 32000, kTries = 200;
+  const int below = std::min(kEnd, FirstEphemeralPort());
+  for (int tries = 0;; ++tries) {
+    const bool any = tries >= kTries || below <= kBegin;
+    const int wanted =
+        any ? 0 : kBegin + (getpid() * 7 + tries * 61) % (below - kBegin);
+    absl::StatusOr<int> port = FreePort("127.0.0.1", wanted);
+    if (port.ok() ? ours->insert(*port).second : any) return port;
+  }
+}
 
 absl::StatusOr<int> FreePort(const std::string& host, int wanted) {
   addrinfo hints{};

@@ -6,6 +6,7 @@
 #ifndef TANDEM_CLI_SERVE_H_
 #define TANDEM_CLI_SERVE_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,12 @@ absl::StatusOr<int> Serve(const ServeFlags& flags);
 // `wanted` (0: any) if it was free a moment ago, on `host`. UNAVAILABLE: it
 // was not.
 absl::StatusOr<int> FreePort(const std::string& host, int wanted = 0);
+
+// One of loopback for a listener of a process that is yet to start: free a
+// moment ago and none of `ours`, to which it is added. Below the ephemeral
+// range where there is one, since connections and the ports of workers come
+// from there, and one of them may be there first.
+absl::StatusOr<int> OwnPort(std::set<int>* ours);
 
 }  // namespace tandem::cli
 

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -55,8 +56,9 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
   std::unique_ptr<LocalServer> server(new LocalServer());
   std::vector<std::string> ports;
   ports.reserve(3);
+  std::set<int> ours;
   for (int i = 0; i < 3; ++i) {
-    const absl::StatusOr<int> port = cli::FreePort("127.0.0.1");
+    const absl::StatusOr<int> port = cli::OwnPort(&ours);
     if (!port.ok()) return port.status();
     ports.push_back(absl::StrCat(*port));
   }

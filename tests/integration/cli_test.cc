@@ -16,10 +16,15 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cli/serve.h"
+#include "common/rpc/listener.h"
 #include "tandem/v1/session.pb.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/shell.h"
@@ -45,7 +50,9 @@ bool Runs(pid_t pid) {
 // `tandem serve` in the background.
 class ServeProcess {
  public:
-  ServeProcess(const std::string& model, const std::string& arguments) {
+  // Without `admin` it chooses that port, too.
+  ServeProcess(const std::string& model, const std::string& arguments,
+               bool admin = true) {
     base_ = 32000 + static_cast<int>(getpid() % 150) * 4;
     log_ = absl::StrCat(testing::TempDir(), "/tandem-serve-", getpid(), ".log");
     std::remove(log_.c_str());  // an earlier one's
@@ -55,11 +62,13 @@ class ServeProcess {
       // By environment, which the workers inherit, and must not heed.
       setenv("TANDEM_GRPC_PORT", absl::StrCat(base_).c_str(), 1);
       setenv("TANDEM_PORT", absl::StrCat(base_ + 1).c_str(), 1);
-      const std::string command =
-          absl::StrCat("exec ",
-                       Tandem(absl::StrCat("serve ", model, " --admin-port ",
-                                           base_ + 2, " ", arguments)),
-                       " >", log_, " 2>&1");
+      const std::string command = absl::StrCat(
+          "exec ",
+          Tandem(absl::StrCat(
+              "serve ", model, " ",
+              admin ? absl::StrCat("--admin-port ", base_ + 2) : "", " ",
+              arguments)),
+          " >", log_, " 2>&1");
       execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
       _exit(127);
     }
@@ -271,6 +280,68 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
 }
 
 // Of a drain that would last for half a minute: the router stands still.
+int FirstEphemeralPort() {
+  int first = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first;
+  return first;
+}
+
+// What stands behind `flag` in a process's command line; 0: it is not there.
+int PortOf(pid_t pid, const std::string& flag) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/cmdline"));
+  std::string word;
+  int port = 0;
+  while (std::getline(file, word, '\0') && word != flag) {
+  }
+  if (std::getline(file, word, '\0')) (void)absl::SimpleAtoi(word, &port);
+  return port;
+}
+
+std::unique_ptr<rpc::Listener> Take(int port) {
+  auto taken = rpc::Listener::Bind(absl::StrCat("127.0.0.1:", port), {}, "");
+  return taken.ok() ? *std::move(taken) : nullptr;
+}
+
+TEST(CliTest, OwnPortsAreFreeDifferAndAreBelowTheEphemeralOnes) {
+  std::set<int> before;
+  std::vector<std::unique_ptr<rpc::Listener>> taken;
+  for (int i = 0; i < 20; ++i) {
+    const absl::StatusOr<int> port = cli::OwnPort(&before);
+    ASSERT_TRUE(port.ok()) << port.status();
+    EXPECT_LT(*port, FirstEphemeralPort());
+    EXPECT_EQ(before.size(), static_cast<size_t>(i + 1)) << *port;
+    taken.push_back(Take(*port));
+    ASSERT_NE(taken.back(), nullptr) << *port;
+  }
+  // Who knows nothing of those is given none of them.
+  std::set<int> ours;
+  for (int i = 0; i < 20; ++i) {
+    const absl::StatusOr<int> port = cli::OwnPort(&ours);
+    ASSERT_TRUE(port.ok()) << port.status();
+    EXPECT_FALSE(before.contains(*port)) << *port;
+  }
+}
+
+TEST(CliTest, ServeTakesSuchPortsWhereItChoosesThem) {
+  constexpr int kAdminPort = 50053;
+  const auto other = Take(kAdminPort);  // null: a cluster is there already
+  ServeProcess served(EmbeddedModel(), "--prefill 0", /*admin=*/false);
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  std::set<int> ports;
+  for (const pid_t child : served.Children()) {
+    for (const char* const flag :
+         {"--grpc-port", "--port", "--internal-port", "--admin-port"}) {
+      // A worker has those that the system gives.
+      const int port = PortOf(child, flag);
+      if (port == 0) continue;
+      EXPECT_LT(port, FirstEphemeralPort()) << flag;
+      EXPECT_TRUE(ports.insert(port).second) << flag << " " << port;
+    }
+  }
+  EXPECT_EQ(ports.size(), 4u);
+  EXPECT_EQ(served.Stop(SIGTERM), 143);
+}
+
 TEST(CliTest, ASecondInterruptEndsTheDrainAtOnce) {
   ServeProcess served(EmbeddedModel(), "--prefill 0");
   ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
