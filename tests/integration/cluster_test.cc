@@ -21,6 +21,7 @@
 #include <set>
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -28,6 +29,7 @@
 #include "common/random.h"
 #include "common/rpc/status.h"
 #include "tests/integration/load.h"
+#include "tests/sanitized.h"
 
 namespace tandem::integration {
 namespace {
@@ -564,6 +566,54 @@ TEST_F(ClusterTest, OffloadedPromptsComeBackWithTheSameTokens) {
     EXPECT_EQ(count["errors"], 0);
   }
   EXPECT_EQ(cluster_->WhatIsLeft(), "");
+}
+
+// Pages that a process touched for the first time since they were cleared.
+int64_t PageFaults(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string stat(std::istreambuf_iterator<char>(file), {});
+  // Behind the name, which may hold anything.
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(stat.rfind(')') + 2), ' ');
+  int64_t faults = 0;
+  EXPECT_TRUE(absl::SimpleAtoi(fields.at(7), &faults)) << stat;
+  return faults;
+}
+
+// A message's buffer that went back to the system is cleared, page by page, for
+// the next one.
+TEST_F(ClusterTest, BuffersOfHandoffsByGrpcStayWithTheirWorkers) {
+  if (kSanitized) GTEST_SKIP() << "its allocator is another one";
+  Begin({.worker_arguments = {"--handoff", "grpc", "--kv-cache-dtype", "f32",
+                              "--max-num-batched-tokens", "1024"}});
+  v1::GenerateRequest request;
+  for (uint32_t i = 0; i < 1000; ++i) {
+    request.mutable_token_ids()->add_ids(100 + i % 700);
+  }
+  request.mutable_stopping()->set_max_tokens(2);
+  request.mutable_cache()->set_bypass_prefix_cache(true);
+  request.set_placement(v1::PLACEMENT_SPLIT);
+  const std::string workers[] = {"prefill-0", "decode-0"};
+  std::map<std::string, int64_t> before;
+  int64_t bytes = 0;
+  constexpr int kWarm = 10, kCounted = 20;
+  for (int i = 0; i < kWarm + kCounted; ++i) {
+    if (i == kWarm) {
+      for (const std::string& worker : workers) {
+        before[worker] = PageFaults(cluster_->pid(worker));
+      }
+      bytes = 0;
+    }
+    const Outcome outcome = cluster_->Generate(request);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    ASSERT_EQ(outcome.done.workers().prefill(), "prefill-0");
+    bytes += outcome.done.timings().kv_bytes();
+  }
+  for (const std::string& worker : workers) {
+    const int64_t faults = PageFaults(cluster_->pid(worker)) - before[worker];
+    // As many as pages, or more, where they go back.
+    EXPECT_LT(faults, bytes / 4096 / 4) << worker;
+  }
 }
 
 TEST_F(ClusterTest, OneCallGivesWhatTheStreamGives) {
