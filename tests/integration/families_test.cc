@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/error.h"
 #include "engine/engine.h"
 #include "engine/model/layer_parts.h"
 #include "nlohmann/json.hpp"
@@ -23,6 +24,7 @@
 #include "tests/engine/mxfp4_maker.h"
 #include "tests/engine/rig.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/load.h"
 
 namespace tandem::integration {
 namespace {
@@ -162,6 +164,16 @@ INSTANTIATE_TEST_SUITE_P(Cluster, QuantisedTest,
                                          "int8", "fp8", "fp8_blocks", "mxfp4"),
                          [](const auto& test) { return test.param; });
 
+constexpr int kBlock = 16;  // as by default
+
+// What one sequence has in a worker's pool.
+int BlocksAtOnce(const engine::Rig& rig, int positions) {
+  engine::EngineOptions options;
+  options.max_num_batched_tokens = kChunk;
+  options.window = engine::WindowOf(rig.spec());
+  return engine::Engine::BlocksAtOnce(options, kBlock, positions);
+}
+
 // Pools of both workers that hold what a sequence has at once, where some
 // layers see all: less than its prompt as a whole, of which not all is handed
 // over.
@@ -170,7 +182,6 @@ class SmallPoolTest : public testing::TestWithParam<std::string> {};
 TEST_P(SmallPoolTest, APromptIsServedThatDoesNotFitAsAWhole) {
   const json spec = engine::LoadCases()[GetParam()];
   constexpr int kPositions = 512, kSteps = 12;
-  constexpr int kBlock = 16;  // as by default
   engine::TempDir model;
   engine::WriteCheckpoint(spec, model);
   const auto backend = engine::NewCpu(1);
@@ -179,11 +190,8 @@ TEST_P(SmallPoolTest, APromptIsServedThatDoesNotFitAsAWhole) {
   options.executor.num_blocks = 128;
   options.executor.kv_dtype = kernels::DType::kF32;
   engine::Rig rig(model.path(), backend.get(), options);
-  engine::EngineOptions engine;
-  engine.max_num_batched_tokens = kChunk;
-  engine.window = engine::WindowOf(rig.spec());
-  ASSERT_TRUE(engine.window.frees_parts());
-  const int blocks = engine::Engine::BlocksAtOnce(engine, kBlock, kPositions);
+  ASSERT_TRUE(engine::WindowOf(rig.spec()).frees_parts());
+  const int blocks = BlocksAtOnce(rig, kPositions);
   const std::vector<int> lengths = {kPositions - kSteps, kPositions - 60, 66};
   ASSERT_LT(blocks * kBlock, lengths[1]);
   Cluster cluster(Workers(model, kPositions, blocks));
@@ -212,6 +220,54 @@ TEST_P(SmallPoolTest, APromptIsServedThatDoesNotFitAsAWhole) {
 INSTANTIATE_TEST_SUITE_P(Cluster, SmallPoolTest,
                          testing::Values("gemma3_f32", "gemma4_f32",
                                          "gemma4_few_f32", "gpt_oss_f32"),
+                         [](const auto& test) { return test.param; });
+
+// Of a pool that holds what so many sequences have at once, and not all that
+// their beams compute.
+class WindowedBeamsTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(WindowedBeamsTest, AreServedAsFarAsWindowsMakeRoom) {
+  const json spec = engine::LoadCases()[GetParam()];
+  constexpr int kPositions = 512, kPrompt = 66, kWidth = 3;
+  engine::TempDir model;
+  engine::WriteCheckpoint(spec, model);
+  const auto backend = engine::NewCpu(1);
+  engine::RigOptions options;
+  options.load.max_positions = kPositions;
+  const int blocks =
+      kWidth * BlocksAtOnce(engine::Rig(model.path(), backend.get(), options),
+                            kPositions);
+  ASSERT_LT(blocks, kWidth * (kPositions / kBlock - kPrompt / kBlock));
+  v1::GenerateRequest request =
+      Request(engine::PromptIds(spec, kPrompt), kPositions - kPrompt, true);
+  request.mutable_sampling()->set_n(kWidth);
+  request.mutable_beam()->set_width(kWidth);
+  std::vector<Outcome> outcomes;
+  for (const int its : {blocks, kWidth * kPositions / kBlock}) {
+    Cluster cluster(Workers(model, kPositions, its));
+    const absl::Status started = cluster.Start();
+    ASSERT_TRUE(started.ok()) << started;
+    outcomes.push_back(cluster.Generate(request));
+    ASSERT_TRUE(outcomes.back().status.ok()) << outcomes.back().status;
+    if (its == blocks) {
+      v1::GenerateRequest wider = request;
+      wider.mutable_beam()->set_width(kWidth + 1);
+      const absl::Status status = cluster.Generate(wider).status;
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_EQ(ErrorMetadata(status)["field"], "beam.width") << status;
+    }
+    EXPECT_EQ(cluster.WhatIsLeft(), "");
+  }
+  const Outcome& roomy = outcomes[1];
+  EXPECT_EQ(roomy.sequences.size(), size_t{kWidth});
+  EXPECT_EQ(Compare({request, roomy.token_ids, roomy.text, roomy.sequences,
+                     roomy.prompt_logprobs},
+                    outcomes[0]),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Cluster, WindowedBeamsTest,
+                         testing::Values("mistral_window_f32", "gemma3_f32"),
                          [](const auto& test) { return test.param; });
 
 class BeamsTest : public testing::TestWithParam<std::string> {};
