@@ -119,6 +119,7 @@ TEST_P(BeamsGolden, EqualThoseOfTransformers) {
     const auto backend = NewBackend();
     RigOptions options;
     options.load.weight_dtype = DType::kF32;
+    options.load.max_positions = spec.value("served", 0);
     options.executor.max_rows = 40;
     options.executor.max_sequences = 12;
     options.executor.num_blocks = 128;

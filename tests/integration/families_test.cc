@@ -325,7 +325,12 @@ TEST_P(BeamsTest, ItsHypothesesAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Cluster, BeamsTest,
                          testing::Values("llama_biases_f32", "qwen3_f32",
-                                         "gpt2_f32"),
+                                         "gpt2_f32", "qwen2_bf16",
+                                         "qwen2_window_f32", "gemma2_f32",
+                                         "gemma3_f32", "gemma4_few_f32",
+                                         "phi3_short_f32", "mixtral_f32",
+                                         "mistral_window_f32", "gpt_oss_f32",
+                                         "deepseek_v3_f32", "falcon_f32"),
                          [](const auto& test) { return test.param; });
 
 // A bias lifts the first candidates above what a log probability can be.
