@@ -8,9 +8,12 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <fstream>
+#include <memory>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -44,16 +47,18 @@ constexpr char kTokenizer[] = R"({
 
 constexpr int kChunk = 48;
 
-// Workers of a checkpoint: in chunks, in f32, of the positions that it is
-// served for.
+// Workers of a checkpoint: in chunks, of the positions that it is served for,
+// with KV in these formats.
 ClusterOptions Workers(const engine::TempDir& model, int positions,
-                       int blocks = 64) {
+                       int blocks = 64, const std::string& prefill_kv = "f32",
+                       const std::string& decode_kv = "f32") {
   model.Write("tokenizer.json", kTokenizer);
   return {.model_dir = model.path(),
           .worker_arguments = {"--max-num-batched-tokens", absl::StrCat(kChunk),
-                               "--kv-cache-dtype", "f32", "--num-kv-blocks",
-                               absl::StrCat(blocks), "--max-model-len",
-                               absl::StrCat(positions)}};
+                               "--num-kv-blocks", absl::StrCat(blocks),
+                               "--max-model-len", absl::StrCat(positions)},
+          .prefill_arguments = {"--kv-cache-dtype", prefill_kv},
+          .decode_arguments = {"--kv-cache-dtype", decode_kv}};
 }
 
 v1::GenerateRequest Request(const std::vector<int32_t>& prompt, int max_tokens,
@@ -372,83 +377,268 @@ bool WindowBlocksRise(Cluster& cluster) {
   return false;
 }
 
-// Kills the decode worker that has the only request in flight; "" if there is
-// none. Both stand still meanwhile, so that the request does not end before.
-std::string KillTheDecodeWorker(Cluster& cluster) {
-  for (const char* worker : {"decode-0", "decode-1"}) {
-    cluster.Signal(worker, SIGSTOP);
+// A worker that is lost in the middle of the only request.
+struct Loss {
+  std::string name;
+  std::string model;  // of the tiny checkpoints
+  std::string role = "decode";
+  int prompt = 66, tokens = 400;
+  int beams = 0;  // that do not fit without what windows free
+  std::string prefill_kv = "f32", decode_kv = "f32";
+  bool draft = false;  // the model itself in int4 guesses: some are wrong
+  std::vector<std::string> decode_arguments = {};
+
+  bool mixed() const { return prefill_kv != decode_kv; }
+  friend void PrintTo(const Loss& loss, std::ostream* out) {
+    *out << loss.name;
   }
-  const auto state = cluster.State();
-  std::string victim;
-  if (state.ok() && state->in_flight_size() == 1 &&
-      state->in_flight(0).phase() == "decoding") {
-    victim = state->in_flight(0).decode_worker_id();
-    cluster.Kill(victim);
+};
+
+// Two workers of the role, so that there is a spare.
+ClusterOptions WorkersFor(const Loss& loss, const engine::TempDir& model) {
+  ClusterOptions options =
+      Workers(model, 512, 64, loss.prefill_kv, loss.decode_kv);
+  (loss.role == "decode" ? options.decode : options.prefill) = 2;
+  if (loss.mixed()) options.worker_arguments.push_back("--mixed-numerics");
+  std::vector<std::string>& decode = options.decode_arguments;
+  decode.insert(decode.end(), loss.decode_arguments.begin(),
+                loss.decode_arguments.end());
+  if (loss.draft) {
+    decode.insert(
+        decode.end(),
+        {"--speculative-config",
+         absl::StrCat(R"({"model": ")", model.path(), R"(", "quantization": )",
+                      R"("int4", "num_speculative_tokens": 3, )",
+                      R"("adaptive": false})")});
   }
-  for (const char* worker : {"decode-0", "decode-1"}) {
-    cluster.Signal(worker, SIGCONT);
+  return options;
+}
+
+// Whether a worker of the role computes for it now.
+bool WorksFor(const v1::RequestStatus& request, const std::string& role) {
+  const std::string& at = request.phase();
+  return role == "decode" ? at == "decoding"
+                          : at == "prefilling" || at == "handing_over";
+}
+
+const std::string& WorkerOf(const v1::RequestStatus& request,
+                            const std::string& role) {
+  return role == "decode" ? request.decode_worker_id()
+                          : request.prefill_worker_id();
+}
+
+struct Victim {
+  std::string name;  // empty: none was killed
+  int tokens = 0;    // that had come when the router learnt of it
+};
+
+// The tokens that the router has once it knows that `victim` is gone: those
+// that were on their way come first.
+int TokensOnceLost(Cluster& cluster, const Loss& loss,
+                   const std::string& victim) {
+  int tokens = 0;
+  while (true) {
+    const auto state = cluster.State();
+    if (!state.ok() || state->in_flight_size() != 1) return tokens;
+    const v1::RequestStatus& request = state->in_flight(0);
+    tokens = request.output_tokens();
+    if (!WorksFor(request, loss.role)) return tokens;
+    if (WorkerOf(request, loss.role) != victim) return tokens;
   }
+}
+
+// Kills the worker that computes for the only request in flight, if it has got
+// so far. Its spare stands still meanwhile, so that nothing goes on before.
+Victim KillIn(Cluster& cluster, const Loss& loss) {
+  const int least = loss.role == "decode" && loss.beams == 0 ? 20 : 0;
+  const auto doomed = [&cluster, &loss, least]() -> std::string {
+    const auto state = cluster.State();
+    if (!state.ok() || state->in_flight_size() != 1) return "";
+    const v1::RequestStatus& request = state->in_flight(0);
+    const bool is =
+        WorksFor(request, loss.role) && request.output_tokens() >= least;
+    return is ? WorkerOf(request, loss.role) : "";
+  };
+  Victim victim;
+  if (doomed().empty()) return victim;
+  const std::string workers[] = {loss.role + "-0", loss.role + "-1"};
+  for (const std::string& worker : workers) cluster.Signal(worker, SIGSTOP);
+  victim.name = doomed();
+  if (!victim.name.empty()) {
+    cluster.Kill(victim.name);
+    victim.tokens = TokensOnceLost(cluster, loss, victim.name);
+  }
+  for (const std::string& worker : workers) cluster.Signal(worker, SIGCONT);
   return victim;
 }
 
-class LostWorkerTest : public testing::TestWithParam<std::string> {};
+class LostWorkerTest : public testing::TestWithParam<Loss> {
+ protected:
+  LostWorkerTest() : spec_(engine::LoadCases()[GetParam().model]) {
+    engine::WriteCheckpoint(spec_, model_);
+    cluster_ = std::make_unique<Cluster>(WorkersFor(GetParam(), model_));
+  }
+
+  v1::GenerateRequest Asked(const std::vector<int32_t>& prompt,
+                            int tokens) const {
+    v1::GenerateRequest request = Request(prompt, tokens, true);
+    request.mutable_sampling()->set_temperature(0);
+    request.mutable_cache()->set_bypass_prefix_cache(true);
+    if (GetParam().beams > 0) {
+      request.mutable_beam()->set_width(GetParam().beams);
+      request.mutable_sampling()->set_n(2);
+    }
+    return request;
+  }
+
+  void CheckUndisturbed(const Outcome& outcome) {
+    const Loss& loss = GetParam();
+    EXPECT_EQ(outcome.sequences.size(), loss.beams > 0 ? 2u : 1u);
+    for (const auto& [index, sequence] : outcome.sequences) {
+      EXPECT_EQ(sequence.token_ids_size(), loss.tokens);
+    }
+    EXPECT_EQ(outcome.done.not_reproducible(), loss.mixed());
+    EXPECT_EQ(outcome.done.timings().retries(), 0);
+    const v1::Usage& usage = outcome.done.usage();
+    EXPECT_EQ(usage.accepted_prediction_tokens() > 0, loss.draft);
+    EXPECT_EQ(usage.rejected_prediction_tokens() > 0, loss.draft);
+    if (loss.role != "decode") return;
+    if (spec_["config"].contains("sliding_window")) {
+      EXPECT_TRUE(WindowBlocksRise(*cluster_));
+    } else {
+      EXPECT_EQ(WindowBlocks(*cluster_), 0);
+    }
+  }
+
+  // Until a worker was lost that was not done yet: some come too late.
+  Outcome RunWithALoss(const v1::GenerateRequest& request,
+                       std::chrono::nanoseconds undisturbed, Victim* victim) {
+    Outcome outcome;
+    for (int tries = 0; tries < 20; ++tries) {
+      std::atomic<bool> ended = false;
+      std::thread client([this, &request, &outcome, &ended] {
+        outcome = cluster_->Generate(request);
+        ended = true;
+      });
+      // A search says nothing before its end.
+      if (GetParam().beams > 0 && GetParam().role == "decode") {
+        std::this_thread::sleep_for(undisturbed / 2);
+      }
+      *victim = {};
+      while (!ended && victim->name.empty()) {
+        *victim = KillIn(*cluster_, GetParam());
+      }
+      client.join();
+      if (!victim->name.empty()) {
+        EXPECT_TRUE(cluster_->Restart(victim->name).ok());
+        const bool decode = GetParam().role == "decode";
+        const absl::Status status = cluster_->WaitUntilReady(
+            decode ? 1 : 2, decode ? 2 : 1, seconds(30));
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      if (!outcome.status.ok() || outcome.done.timings().retries() > 0) break;
+    }
+    return outcome;
+  }
+
+  // What another format rounded otherwise is computed again: the tokens behind
+  // those that had come are the ones of a prompt that ends in them.
+  void ExpectContinued(const std::vector<int32_t>& prompt,
+                       const Outcome& undisturbed, const Victim& victim,
+                       const Outcome& outcome) {
+    const auto come = undisturbed.token_ids.begin() + victim.tokens;
+    std::vector<int32_t> longer = prompt;
+    longer.insert(longer.end(), undisturbed.token_ids.begin(), come);
+    const Outcome rest =
+        cluster_->Generate(Asked(longer, GetParam().tokens - victim.tokens));
+    ASSERT_TRUE(rest.status.ok()) << rest.status;
+    std::vector<int32_t> expected(undisturbed.token_ids.begin(), come);
+    expected.insert(expected.end(), rest.token_ids.begin(),
+                    rest.token_ids.end());
+    EXPECT_EQ(outcome.token_ids, expected) << "lost behind " << victim.tokens;
+  }
+
+  const json spec_;
+  engine::TempDir model_;
+  std::unique_ptr<Cluster> cluster_;
+};
 
 TEST_P(LostWorkerTest, ItsTokensAreThoseOfAnUndisturbedRun) {
-  const json spec = engine::LoadCases()[GetParam()];
-  engine::TempDir model;
-  engine::WriteCheckpoint(spec, model);
-  ClusterOptions options = Workers(model, 512);
-  options.decode = 2;
-  Cluster cluster(options);
-  absl::Status status = cluster.Start();
-  ASSERT_TRUE(status.ok()) << status;
-  constexpr int kTokens = 400;
-  v1::GenerateRequest request =
-      Request(engine::PromptIds(spec, 66), kTokens, true);
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_cache()->set_bypass_prefix_cache(true);
-  const Outcome undisturbed = cluster.Generate(request);
+  const Loss& loss = GetParam();
+  const absl::Status started = cluster_->Start();
+  ASSERT_TRUE(started.ok()) << started;
+  const std::vector<int32_t> prompt = engine::PromptIds(spec_, loss.prompt);
+  const v1::GenerateRequest request = Asked(prompt, loss.tokens);
+  const Outcome undisturbed = cluster_->Generate(request);
   ASSERT_TRUE(undisturbed.status.ok()) << undisturbed.status;
-  ASSERT_EQ(undisturbed.token_ids.size(), size_t{kTokens});
-  const bool windowed = spec["config"].contains("sliding_window");
-  if (windowed) {
-    EXPECT_TRUE(WindowBlocksRise(cluster));
-  } else {
-    EXPECT_EQ(WindowBlocks(cluster), 0);
-  }
+  CheckUndisturbed(undisturbed);
+  ASSERT_FALSE(HasFailure());
 
-  grpc::ClientContext context;
-  Cluster::SetDeadline(&context);
-  const auto reader = cluster.Client()->Generate(&context, request);
-  v1::GenerateResponse event;
-  v1::GenerateDone done;
-  std::vector<int32_t> tokens;
-  std::string victim;
-  while (reader->Read(&event)) {
-    tokens.insert(tokens.end(), event.delta().token_ids().begin(),
-                  event.delta().token_ids().end());
-    if (victim.empty() && tokens.size() >= 20) {
-      victim = KillTheDecodeWorker(cluster);
-      ASSERT_NE(victim, "");
-    }
-    if (event.has_done()) done = event.done();
+  Victim victim;
+  const Outcome outcome =
+      RunWithALoss(request, undisturbed.ended - undisturbed.sent, &victim);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  ASSERT_GE(outcome.done.timings().retries(), 1);
+  EXPECT_EQ(outcome.done.not_reproducible(), loss.mixed());
+  const v1::WorkersUsed& workers = outcome.done.workers();
+  EXPECT_NE(loss.role == "decode" ? workers.decode() : workers.prefill(),
+            victim.name);
+  EXPECT_NE(workers.prefill(), "");
+  if (loss.mixed()) {
+    ExpectContinued(prompt, undisturbed, victim, outcome);
+  } else {
+    EXPECT_EQ(Compare({request, undisturbed.token_ids, undisturbed.text,
+                       undisturbed.sequences, undisturbed.prompt_logprobs},
+                      outcome),
+              "");
   }
-  const grpc::Status ended = reader->Finish();
-  ASSERT_TRUE(ended.ok()) << ended.error_message();
-  EXPECT_EQ(tokens, undisturbed.token_ids);
-  EXPECT_GE(done.timings().retries(), 1);
-  EXPECT_NE(done.workers().decode(), victim);
-  EXPECT_EQ(done.workers().prefill(), "prefill-0");
-  ASSERT_TRUE(cluster.Restart(victim).ok());
-  status = cluster.WaitUntilReady(1, 2, seconds(30));
-  ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(cluster.WhatIsLeft(), "");
+  EXPECT_EQ(cluster_->WhatIsLeft(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Cluster, LostWorkerTest,
-                         testing::Values("mistral_window_f32", "mixtral_f32",
-                                         "gemma3_f32", "gemma4_few_f32"),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Cluster, LostWorkerTest,
+    testing::Values(
+        Loss{.name = "window", .model = "mistral_window_f32"},
+        Loss{.name = "experts", .model = "mixtral_f32"},
+        Loss{.name = "some_windows", .model = "gemma3_f32"},
+        Loss{.name = "shared_kv", .model = "gemma4_few_f32"},
+        Loss{.name = "beams", .model = "mistral_window_f32", .beams = 4},
+        Loss{.name = "beams_some_windows", .model = "gemma3_f32", .beams = 4},
+        Loss{.name = "beams_prefill",
+             .model = "mistral_window_f32",
+             .role = "prefill",
+             .prompt = 400,
+             .tokens = 100,
+             .beams = 3},
+        Loss{.name = "formats",
+             .model = "qwen3_f32",
+             .prefill_kv = "bf16",
+             .decode_kv = "int8"},
+        Loss{.name = "formats_prefill",
+             .model = "qwen3_f32",
+             .role = "prefill",
+             .prompt = 400,
+             .tokens = 100,
+             .prefill_kv = "f32",
+             .decode_kv = "int8"},
+        Loss{.name = "no_cache",
+             .model = "qwen3_f32",
+             .tokens = 100,
+             .decode_arguments = {"--kv-cache", "off"}},
+        Loss{.name = "no_cache_prefill",
+             .model = "qwen3_f32",
+             .role = "prefill",
+             .prompt = 400,
+             .tokens = 20,
+             .decode_arguments = {"--kv-cache", "off"}},
+        Loss{.name = "draft", .model = "qwen3_f32", .draft = true},
+        Loss{.name = "draft_prefill",
+             .model = "qwen3_f32",
+             .role = "prefill",
+             .prompt = 400,
+             .tokens = 100,
+             .draft = true}),
+    [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace tandem::integration

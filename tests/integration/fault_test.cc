@@ -258,9 +258,10 @@ class FaultTest : public testing::TestWithParam<const char*> {
 constexpr char kGuessMuch[] =
     R"({"method": "ngram", "num_speculative_tokens": 4,
         "prompt_lookup_min": 1, "prompt_lookup_max": 4})";
-// The model itself: nearly all is right.
-std::string GuessWithModel() {
+// The model itself: nearly all is right; rounded to int4, not so much.
+std::string GuessWithModel(const char* quantization = "none") {
   return absl::StrCat(R"({"model": ")", EmbeddedModel(),
+                      R"(", "quantization": ")", quantization,
                       R"(", "num_speculative_tokens": 3, "adaptive": false})");
 }
 // In flight while workers are killed.
@@ -273,8 +274,9 @@ TEST_P(FaultTest, SigkillInEveryPhaseLosesNothing) {
     options.decode_arguments.insert(options.decode_arguments.end(),
                                     {"--speculative-config", kGuessMuch});
   } else {  // whose caches begin anew behind each handoff
-    options.decode_arguments.insert(options.decode_arguments.end(),
-                                    {"--speculative-config", GuessWithModel()});
+    options.decode_arguments.insert(
+        options.decode_arguments.end(),
+        {"--speculative-config", GuessWithModel("int4")});
   }
   Begin(options);
   SeededRandom random(role == "prefill" ? 1 : 2);
