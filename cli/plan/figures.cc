@@ -92,7 +92,8 @@ absl::Status CheckFormats(const PlanInput& input,
     if (!kept.ok()) return kept;
     if (formats.kv != DType::kF16) return absl::OkStatus();
     return UsageError(
-        "KV cache type is f16, expected f32, bf16, fp8, int8 or int4 on a CPU");
+        "--kv-cache-dtype is f16, expected f32, bf16, fp8, int8 or int4 on a "
+        "CPU");
   }
   if (formats.weights == DType::kF32 || formats.kv == formats.weights ||
       kernels::IsQuantised(formats.kv)) {

@@ -296,7 +296,7 @@ TEST(PlanTest, FormatsThatWorkersRefuseAreRefused) {
   } cases[] = {
       {kLlama8B, false, "f16", "none", "auto", "--dtype is f16, expected"},
       {kLlama8B, false, "f16", "fp8", "auto", "--dtype is f16, expected"},
-      {kLlama8B, false, "auto", "none", "f16", "KV cache type is f16"},
+      {kLlama8B, false, "auto", "none", "f16", "--kv-cache-dtype is f16"},
       {kLlama8B, false, "bf16", "none", "f32", ""},
       {kLlama8B, true, "auto", "none", "f32", "activations' bf16"},
       {kLlama8B, true, "auto", "none", "f16", "activations' bf16"},
