@@ -115,10 +115,11 @@ class LinkBase : public StreamHandler<In> {
     last_heard_ = loop_->Now();
     if (message.batch().empty()) {
       owner_->OnLinkMessage(this, std::move(message));
-    }
-    for (In& one : *message.mutable_batch()) {
-      if (ended_) return;
-      owner_->OnLinkMessage(this, std::move(one));
+    } else {
+      for (In& one : *message.mutable_batch()) {
+        if (ended_) return;
+        owner_->OnLinkMessage(this, std::move(one));
+      }
     }
     if (!ended_) owner_->OnLinkHandled(this);
   }
