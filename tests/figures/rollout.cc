@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row "rollout": each process asked to leave and replaced, under load. Clients
 // that a leaving router refuses go to the other one, as behind any balancer.
-// The workers come back with the next version of the handoff protocol, then
-// with the one before, as in an upgrade and its way back.
+// The workers come back with the version of the handoff protocol before, then
+// with the newest, as in an upgrade and its way back.
 
 #include <signal.h>
 
@@ -84,7 +84,7 @@ TEST_F(RolloutRow, Holds) {
                                  Load::Again::kRefused);
   bool mixed = true;  // half of the workers of each role, each time
   for (int round = 0; round < rounds; ++round) {
-    const bool newer = round % 2 == 0;
+    const bool newer = round % 2 != 0;
     const char* const variable = newer ? kNew : kOld;
     for (int i = 0; i < 2 && GoesOn(); ++i) {
       // The new one of a pair is of either role.
