@@ -69,9 +69,9 @@ class LinkBase : public StreamHandler<In> {
   // The peer knows batches.
   void set_batches(bool batches) { batches_ = batches; }
 
-  // For small messages: queues `message` until the next Flush or Send, with
-  // which it goes in order. On loopback a message costs some 40 us of two
-  // cores, as much as copying half a MiB.
+  // For small messages: keeps `message` back until the next Flush or Send,
+  // before which it goes in order. On loopback a message costs some 40 us of
+  // two cores, as much as copying half a MiB.
   void Hold(Out message) {
     if (!ended_) held_.push_back(std::move(message));
   }

@@ -140,6 +140,7 @@ struct RealPrefill {
           options, &loop, &random,
           [this, decode](const v1::WorkerRef&) {
             pair = std::make_shared<Pair>(&loop, &decode->loop);
+            if (on_dial) on_dial(pair.get());
             decode->loop.Post([decode, pair = pair] {
               decode->receiver->AddLink(pair->Server());
             });
@@ -188,6 +189,7 @@ struct RealPrefill {
   SeededRandom random{8};
   PrefillSide side;
   std::shared_ptr<Pair> pair;
+  std::function<void(Pair*)> on_dial;
   std::unique_ptr<Sender> sender;
 };
 
@@ -231,6 +233,29 @@ TEST(Shm, ManyHandoffsOfTwoPairsOnRealThreads) {
     EXPECT_EQ(decode.Counters().ways.at("shm").committed, 60);
   }
   EXPECT_EQ(Entries("/proc/self/fd"), before);
+}
+
+// Eight slices through four slabs: each end's way lets them wait.
+TEST(Shm, SlicesAndCreditsGoInPairs) {
+  std::set<int> slices, credits;  // messages that had some
+  RealDecode decode(Shape(), absl::Seconds(30));
+  RealPrefill prefill(Shape(), &decode, "prefill");
+  prefill.on_dial = [&](Pair* pair) {
+    pair->requests.filter = [&, pair](int, v1::LinkRequest* message) {
+      if (message->has_slice()) slices.insert(pair->requests.written);
+      return 1;
+    };
+    pair->responses.filter = [&, pair](int, v1::LinkResponse* message) {
+      if (message->has_credit()) credits.insert(pair->responses.written);
+      return 1;
+    };
+  };
+  prefill.Run(&decode, 1, 8);
+  ASSERT_TRUE(Eventually([&] { return prefill.Seen(1).acknowledged == 1; }));
+  prefill.loop.RunSync([&] { EXPECT_EQ(slices.size(), 4u); });
+  // The first four answer one batch of announcements.
+  decode.loop.RunSync([&] { EXPECT_EQ(credits.size(), 3u); });
+  EXPECT_EQ(decode.Counters().ways.at("shm").slices, 8);
 }
 
 TEST(Shm, LinksCutUnderLoadComeBackAndLeaveNoSlab) {
