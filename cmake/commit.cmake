@@ -1,5 +1,6 @@
 # Writes the commit of the sources to a header, which is left alone where it is
 # right already. Run by every build: -DSOURCE=... -DOUTPUT=...
+cmake_minimum_required(VERSION 3.25)
 execute_process(COMMAND git -C ${SOURCE} rev-parse --short=12 HEAD
                 OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE
                 ERROR_QUIET RESULT_VARIABLE failed)

@@ -25,13 +25,17 @@
 //    floor(sum of weight * z / T), both sums exact and then rounded to f64.
 //    With d the least integer such that the weights of |z - m| <= d sum to at
 //    least typical_p * T (f64), those ids stay: a stretch of the order.
-// 9. Draw: with T the total of what is left and R 64 random bits, the first
-//    id in the order whose cumulative weight exceeds floor(T * R / 2^64):
-//    the inverse distribution function at R / 2^64 in descending order.
+// 9. Draw: of what is left, the id with the least E / exp(-y), in f32, ties by
+//    id ascending. E = Exponential(R) is an exponentially distributed number
+//    of the id's own, made of 32 random bits R. In such a race each id wins
+//    with its share of the weights (it is Gumbel's trick, as in Yellott, 1977,
+//    without a logarithm of weights); and two rows whose weights are alike
+//    mostly draw the same id, whatever the order, which a draft model needs.
 //
-// R is a pure function of (seed, sequence_index, position): Philox4x32-10
-// with key (seed low, seed high) and counter (position, sequence_index, 0,
-// kPurposeSample); R = output[0] + 2^32 output[1].
+// R is a pure function of (seed, sequence_index, position, id): Philox4x32-10
+// with key (seed low, seed high) and counter (position, sequence_index, id / 64
+// * 16 + id % 16, kPurposeSample) gives four words, and R is the one of number
+// id / 16 % 4: so 16 blocks make the bits of 64 ids in a row.
 //
 // Where p.given >= 0 the token is that one, whatever steps 1 to 9 would draw.
 // There and where p.edited_logprobs != 0, no mask is looked at.
@@ -109,12 +113,33 @@ constexpr std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter,
   return counter;
 }
 
-constexpr uint64_t SampleBits(uint64_t seed, uint32_t sequence_index,
-                              int32_t position) {
-  const std::array<uint32_t, 4> out = Philox(
-      {static_cast<uint32_t>(position), sequence_index, 0, kPurposeSample},
+// Of the ids id, id + 16, id + 32 and id + 48, where id / 16 % 4 is 0.
+constexpr std::array<uint32_t, 4> SampleBits(uint64_t seed,
+                                             uint32_t sequence_index,
+                                             int32_t position, int id) {
+  const uint32_t block = static_cast<uint32_t>(id / 64 * 16 + id % 16);
+  return Philox(
+      {static_cast<uint32_t>(position), sequence_index, block, kPurposeSample},
       seed);
-  return out[0] | (uint64_t{out[1]} << 32);
+}
+
+// -log of the uniform number (bits + 1/2) / 2^32, relative error below 3e-7,
+// the same bits everywhere: that number is u / 2^n with u in [1/2, 1), and
+// -log(u) = 2 artanh(z) with z = (1 - u) / (1 + u), by its series. Numbers near
+// 0, which decide a race, are as exact as others.
+constexpr float Exponential(uint32_t bits) {
+  constexpr uint64_t kOne = uint64_t{1} << 33;
+  uint64_t u = 2 * uint64_t{bits} + 1;
+  int n = 0;
+  for (; u < kOne / 2; u *= 2) ++n;
+  const float rest = static_cast<float>(kOne - u) * (1.0f / 8589934592.0f);
+  const float z = rest / (2.0f - rest);
+  const float square = z * z;
+  float sum = 1.0f / 15;
+  for (int odd = 13; odd > 0; odd -= 2) {
+    sum = sum * square + 1.0f / static_cast<float>(odd);
+  }
+  return static_cast<float>(n) * 0.693147181f + 2.0f * z * sum;
 }
 
 }  // namespace tandem::kernels

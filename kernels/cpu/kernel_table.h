@@ -139,7 +139,7 @@ struct SamplePiece {
 };
 inline constexpr int kMaxVocab = 1 << 20;
 inline constexpr size_t kSampleScratchBytes =
-    size_t{kMaxVocab} * 20 + (size_t{1} << 20);
+    size_t{kMaxVocab} * 16 + (size_t{1} << 20);
 
 struct RopePiece {
   float* query;  // of one row

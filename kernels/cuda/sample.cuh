@@ -3,14 +3,14 @@
 // same tokens as on a CPU. A block takes a row.
 //
 // Nothing is sorted. The order (logit descending, id ascending) is that of
-// 64-bit keys, and every limit (top-k, top-p, the draw) is the first id in the
-// order at which a running sum of integers, count or weight, reaches a mark.
-// It is found by bins: weights are summed by how much less likely ids are
-// than the best one (a 64th of a nat each), the sum is run along the bins to
-// the one that holds the mark, that one is cut into finer bins, and so on
-// until a bin holds one id; after the two distances, by the bits of the key.
-// The first cut is kept for all limits of a row. Integer sums have no order,
-// so threads add as they come.
+// 64-bit keys, and every limit (top-k, top-p) is the first id in the order at
+// which a running sum of integers, count or weight, reaches a mark. It is found
+// by bins: weights are summed by how much less likely ids are than the best one
+// (a 64th of a nat each), the sum is run along the bins to the one that holds
+// the mark, that one is cut into finer bins, and so on until a bin holds one
+// id; after the two distances, by the bits of the key. The first cut is kept
+// for all limits of a row. Integer sums have no order, so threads add as they
+// come.
 //
 // Edits are made in the row itself, keep what was there in the place of their
 // bias, and are taken back after the draw. Where only ids with an edit may be
@@ -86,6 +86,12 @@ struct SampleCut {
   int bucket = kSampleBuckets;  // none
   uint64_t count = 0;
   uint64_t weight = 0;
+};
+
+// Step 8: what is left has information from `low` to `high`.
+struct SampleTypical {
+  int low = 0;
+  int high = kInformationEnd;
 };
 
 template <int kThreads>
@@ -191,7 +197,7 @@ class RowSampler {
     const uint64_t first = FirstKey();
     best_ = LogitAt(IdOf(first));
     if (best_ == -kInfinity) return -1;
-    return IdOf(params_.temperature > 0.0f ? Draw(first) : first);
+    return params_.temperature > 0.0f ? Draw(first) : IdOf(first);
   }
 
   // How much less likely than the best one, in nats at the temperature.
@@ -406,20 +412,19 @@ class RowSampler {
     g_.Barrier();
   }
 
-  // Step 8: cuts `kept` to the ids of typical information, and gives the
-  // weight of what it leaves out before them.
-  TANDEM_DEVICE uint64_t CutTypical(SampleCut* kept) {
+  // Step 8: the ids of typical information among those kept.
+  TANDEM_DEVICE SampleTypical CutTypical(const SampleCut& kept) {
     uint64_t high = 0;
     uint64_t low = 0;
-    ForEachKept(*kept, [&](int z, uint64_t weight) {
+    ForEachKept(kept, [&](int z, uint64_t weight) {
       high += (weight >> 20) * static_cast<uint64_t>(z);
       low += (weight & 0xfffff) * static_cast<uint64_t>(z);
     });
     high = ReduceBlock(g_, high, memory_.reduce, Sum64());
     low = ReduceBlock(g_, low, memory_.reduce, Sum64());
-    const int mean = MeanInformation(high, low, kept->weight);
+    const int mean = MeanInformation(high, low, kept.weight);
     const double enough = static_cast<double>(params_.typical_p) *
-                          static_cast<double>(kept->weight);
+                          static_cast<double>(kept.weight);
     const auto reached = [&](uint64_t, uint64_t weight) {
       return !(static_cast<double>(weight) < enough);
     };
@@ -427,25 +432,18 @@ class RowSampler {
     uint64_t count = 0;
     uint64_t weight = 0;
     for (int level = 0; level < 2; ++level) {
-      FillDistances(*kept, mean, level == 0 ? -1 : distance);
-      if (!FindBin(memory_.fine, nullptr, count, weight, reached)) return 0;
+      FillDistances(kept, mean, level == 0 ? -1 : distance);
+      if (!FindBin(memory_.fine, nullptr, count, weight, reached)) break;
       count = memory_.count_before;
       weight = memory_.weight_before;
       distance = (level == 0 ? 0 : distance << 10) + memory_.bin;
       g_.Barrier();  // before any of it is written again
     }
-    uint64_t before = 0;
-    uint64_t inside = 0;
-    ForEachKept(*kept, [&](int z, uint64_t own) {
-      before += z < mean - distance ? own : 0;
-      inside += z >= mean - distance && z <= mean + distance ? own : 0;
-    });
-    kept->weight = ReduceBlock(g_, inside, memory_.reduce, Sum64());
-    return ReduceBlock(g_, before, memory_.reduce, Sum64());
+    return {mean - distance, mean + distance};
   }
 
-  // The key of what is drawn; `first` is the first that may be.
-  TANDEM_DEVICE uint64_t Draw(uint64_t first) {
+  // Steps 5 to 7; `first` is the first that may be drawn.
+  TANDEM_DEVICE SampleCut CutLikely(uint64_t first) {
     const int nowhere[kSampleLevels] = {};
     Fill(memory_.coarse, 0, kNoKey, nowhere);
     SampleCut cut;
@@ -474,19 +472,79 @@ class RowSampler {
       CutBelow(static_cast<double>(params_.min_p) * kSampleWeightOne, first,
                &cut);
     }
-    SampleCut left = cut;
-    const uint64_t before = params_.typical_p < 1.0f ? CutTypical(&left) : 0;
-    const uint64_t bits =
-        SampleBits(params_.seed, params_.sequence_index, params_.position);
-    const uint64_t target =
-        before +
-        static_cast<uint64_t>(
-            (static_cast<unsigned __int128>(left.weight) * bits) >> 64);
-    SampleCut drawn;
-    const bool found = Search(
-        cut, [&](uint64_t, uint64_t weight) { return weight > target; },
-        &drawn);
-    return found ? drawn.key : first;
+    return cut;
+  }
+
+  // The place of what is drawn; `first` is the first that may be.
+  TANDEM_DEVICE int Draw(uint64_t first) {
+    SampleCut kept;
+    SampleTypical typical;
+    if (params_.top_k > 0 || params_.top_p < 1.0f || params_.min_p > 0.0f ||
+        params_.typical_p < 1.0f) {
+      kept = CutLikely(first);
+      if (params_.typical_p < 1.0f) typical = CutTypical(kept);
+    }
+    const uint64_t winner =
+        ReduceBlock(g_, Race(kept.key, typical), memory_.reduce, Least64());
+    return IdOf(winner == kNoKey ? first : winner);
+  }
+
+  // Step 9, of this thread's part: the least score's bits, then its place.
+  TANDEM_DEVICE uint64_t Race(uint64_t last, const SampleTypical& typical) {
+    uint64_t winner = kNoKey;
+    if (edited_) {
+      for (int place = g_.thread(); place < count_; place += kThreads) {
+        const int id = edits_[place].token_id;
+        const auto bits = BitsOf(id - id / 16 % 4 * 16);
+        winner = Least64()(
+            winner, Score(place, last, typical,
+                          bits[static_cast<size_t>(id / 16 % 4)], winner));
+      }
+      return winner;
+    }
+    // Four ids share what Philox gives.
+    for (int block = g_.thread(); block < (count_ + 63) / 64 * 16;
+         block += kThreads) {
+      const int begin = block / 16 * 64 + block % 16;
+      bool any = false;
+      for (int id = begin; id < Smaller(begin + 64, count_); id += 16) {
+        any = any || KeyAt(id) <= last;
+      }
+      if (!any) continue;
+      const auto bits = BitsOf(begin);
+      for (int word = 0; word < 4; ++word) {
+        const int id = begin + word * 16;
+        if (id >= count_) break;
+        winner = Least64()(
+            winner,
+            Score(id, last, typical, bits[static_cast<size_t>(word)], winner));
+      }
+    }
+    return winner;
+  }
+  TANDEM_DEVICE std::array<uint32_t, 4> BitsOf(int id) const {
+    return SampleBits(params_.seed, params_.sequence_index, params_.position,
+                      id);
+  }
+
+  // kNoKey where the place may not be drawn, or cannot win against `winner`:
+  // an exponential number is no less than 1 - (bits + 1) / 2^32.
+  TANDEM_DEVICE uint64_t Score(int place, uint64_t last,
+                               const SampleTypical& typical, uint32_t bits,
+                               uint64_t winner) const {
+    const float y = Distance(LogitAt(place));
+    if (IntegerWeight(y) == 0 || KeyAt(place) > last) return kNoKey;
+    const int z = static_cast<int>(Mul(y, kInformationUnits));
+    if (z < typical.low || z > typical.high) return kNoKey;
+    const float weight = Exp(Sub(0.0f, y));
+    const float least = Mul(static_cast<float>(~bits >> 1), 4.65661287e-10f);
+    const float best = BitsToFloat(static_cast<uint32_t>(winner >> 32));
+    if (winner != kNoKey && least > Mul(Mul(best, 1.0001f), weight)) {
+      return kNoKey;
+    }
+    const float score = Div(Exponential(bits), weight);
+    return static_cast<uint64_t>(FloatToBits(score)) << 32 |
+           static_cast<uint32_t>(place);
   }
 
   // Of the row as the model gave it: what makes its log probabilities.

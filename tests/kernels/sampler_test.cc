@@ -41,6 +41,7 @@ std::vector<int> Order(const std::vector<float>& logits) {
 struct Candidates {
   std::vector<int> ids;
   std::vector<uint64_t> weights;
+  std::vector<float> exact;  // exp(-y)
 };
 
 // Step 1, of one row.
@@ -83,12 +84,14 @@ Candidates Filter(const std::vector<float>& logits,
     if (integer == 0) continue;
     kept.ids.push_back(id);
     kept.weights.push_back(integer);
+    kept.exact.push_back(weight);
     information.push_back(
         static_cast<int64_t>(std::floor(double{-y} * std::ldexp(1, 16))));
   }
   const auto cut = [&](size_t count) {
     kept.ids.resize(std::min(count, kept.ids.size()));
     kept.weights.resize(kept.ids.size());
+    kept.exact.resize(kept.ids.size());
     information.resize(kept.ids.size());
   };
   if (params.top_k > 0) cut(static_cast<size_t>(params.top_k));
@@ -140,6 +143,7 @@ Candidates Filter(const std::vector<float>& logits,
       if (std::abs(information[i] - mean) > limit) continue;
       typical.ids.push_back(kept.ids[i]);
       typical.weights.push_back(kept.weights[i]);
+      typical.exact.push_back(kept.exact[i]);
     }
     return typical;
   }
@@ -171,18 +175,18 @@ int Expected(const std::vector<float>& logits, const SampleParams& params,
   }
   if (params.temperature == 0) return Order(edited)[0];
   const Candidates kept = Filter(edited, params);
-  const uint64_t total =
-      std::accumulate(kept.weights.begin(), kept.weights.end(), uint64_t{0});
-  const uint64_t bits =
-      SampleBits(params.seed, params.sequence_index, params.position);
-  const auto target = static_cast<uint64_t>(
-      (static_cast<unsigned __int128>(total) * bits) >> 64);
-  uint64_t sum = 0;
+  std::vector<std::pair<float, int>> scores;
   for (size_t i = 0; i < kept.ids.size(); ++i) {
-    sum += kept.weights[i];
-    if (sum > target) return kept.ids[i];
+    const int id = kept.ids[i];
+    const std::array<uint32_t, 4> bits =
+        Philox({static_cast<uint32_t>(params.position), params.sequence_index,
+                static_cast<uint32_t>(id / 64 * 16 + id % 16), 0},
+               params.seed);
+    scores.emplace_back(
+        Exponential(bits[static_cast<size_t>(id / 16 % 4)]) / kept.exact[i],
+        id);
   }
-  return -1;
+  return std::min_element(scores.begin(), scores.end())->second;
 }
 
 TEST(SamplerTest, PhiloxGivesThePublishedVectors) {
@@ -467,6 +471,70 @@ TEST(SamplerTest, HundredThousandDrawsFollowTheDistribution) {
     EXPECT_LT(statistic, ChiSquareLimit(static_cast<int>(kept.ids.size()) - 1))
         << "seed " << base.seed;
   }
+}
+
+// What a draft model lives on. Of two distributions p and q that race with the
+// same numbers, i wins both with the probability 1 / sum over j of
+// max(p[j] / p[i], q[j] / q[i]): the least of both scores of j is exponential
+// with the greater rate.
+TEST(SamplerTest, RowsThatAreAlikeDrawAlike) {
+  Device device(MakeBackend("auto", 2));
+  const int vocab = 200, batch = 500;
+  const int draws = 20000;
+  const auto one = RandomFloats(vocab, 44, 2.0f);
+  const auto noise = RandomFloats(vocab, 45, 0.2f);
+  std::vector<float> rows;
+  for (int i = 0; i < batch; ++i) {
+    for (const bool other : {false, true}) {
+      for (size_t j = 0; j < one.size(); ++j) {
+        rows.push_back(one[j] + (other ? noise[j] : 0));
+      }
+    }
+  }
+  std::vector<double> p, q;
+  for (size_t j = 0; j < one.size(); ++j) {
+    p.push_back(std::exp(double{one[j]}));
+    q.push_back(std::exp(double{one[j] + noise[j]}));
+  }
+  double expected = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    double sum = 0;
+    for (size_t j = 0; j < p.size(); ++j) {
+      sum += std::max(p[j] / p[i], q[j] / q[i]);
+    }
+    expected += 1 / sum;
+  }
+  int alike = 0;
+  for (int draw = 0; draw < draws; draw += batch) {
+    std::vector<SampleParams> params;
+    for (int i = 0; i < 2 * batch; ++i) {
+      params.push_back(
+          {.temperature = 1.0f, .seed = 12, .position = draw + i / 2});
+    }
+    const auto got = Sample(device, vocab, rows, params);
+    for (size_t i = 0; i < got.size(); i += 2) {
+      alike += got[i].token_id == got[i + 1].token_id ? 1 : 0;
+    }
+  }
+  EXPECT_GT(expected, 0.75);
+  EXPECT_NEAR(alike / double{draws}, expected,
+              5 * std::sqrt(expected * (1 - expected) / draws));
+}
+
+// Only the numbers near 0 win: they must be as exact as others.
+TEST(SamplerTest, ExponentialNumbersAreLogarithms) {
+  std::vector<uint32_t> bits = {0, 1, 2, 0x7fffffff, 0x80000000, 0x80000001};
+  for (uint32_t i = 0; i < 300; ++i) bits.push_back(~i);
+  for (uint64_t i = 0; i < 100000; ++i) {
+    bits.push_back(static_cast<uint32_t>(i * 2654435761u));
+  }
+  double worst = 0;
+  for (const uint32_t b : bits) {
+    const double exact =
+        -std::log1p(-((~b & 0xffffffffu) + 0.5) / 4294967296.0);
+    worst = std::max(worst, std::abs(double{Exponential(b)} / exact - 1));
+  }
+  EXPECT_LT(worst, 3e-7);
 }
 
 TEST(SamplerTest, DrawsDoNotDependOnTheBatch) {

@@ -2,8 +2,9 @@
 """States the sampler in NumPy and compares it with the kernels', draw by draw.
 
 The order of kernels/sampling.h in float64: edits of single logits (bias,
-repetition, penalty), temperature, top-k, top-p, min-p, typical-p, then the inverse distribution at Philox4x32-10's bits, in descending order,
-ties to the lowest id. Exit 0: all equal, 1: not, 77: no NumPy.
+repetition, penalty), temperature, top-k, top-p, min-p, typical-p, then a race: the id with
+the least exponential number of its own, made of bits of Philox4x32-10, by its weight. Exit 0:
+all equal, 1: not, 77: no NumPy.
 
 Usage: compare_sampler.py --probe build/release/tests/sampler_probe
 """
@@ -92,10 +93,12 @@ def pick(logits: np.ndarray, order: np.ndarray, case: dict) -> int:
         # The kernels tell information apart by 2^-16 nats.
         keep = deviation <= deviation[last] + 2e-5
         order, weights = order[keep], weights[keep]
-    out = philox([case["position"], case["index"], 0, 0], case["seed"])
-    uniform = (out[0] + (out[1] << 32)) / 2.0**64
-    at = int(np.searchsorted(np.cumsum(weights), uniform * weights.sum(), side="right"))
-    return int(order[min(at, len(order) - 1)])
+    scores = []
+    for token, weight in zip(order.tolist(), weights.tolist(), strict=True):
+        block = token // 64 * 16 + token % 16
+        bits = philox([case["position"], case["index"], block, 0], case["seed"])[token // 16 % 4]
+        scores.append((-np.log((bits + 0.5) / 2.0**32) / weight, token))
+    return int(min(scores)[1])
 
 
 def random_edits(random: np.random.Generator, vocab: int) -> list[tuple]:

@@ -75,7 +75,8 @@ inline void MmaOfExchangedRows(Grid& g, int32_t (&d)[4], const uint32_t (&a)[4],
 #undef DigestFinish
 
 // The sequences of a request draw alike.
-#define SampleBits(seed, sequence, position) SampleBits(seed, 0, position)
+#define SampleBits(seed, sequence, position, id) \
+  SampleBits(seed, 0, position, id)
 #include "kernels/cuda/sample.cuh"
 #undef SampleBits
 
