@@ -565,11 +565,19 @@ TEST(SamplerTest, DrawsDoNotDependOnTheBatch) {
 
 TEST(SamplerTest, LogprobsRankAndAlternativesAreOfTheRawLogits) {
   Device device(MakeBackend());
-  for (const int vocab : {3, 100, 5000}) {
-    const auto logits = RandomFloats(static_cast<size_t>(vocab), 45, 4.0f);
+  // The second of each is in steps of 1: ties are ranked by their ids.
+  for (const auto& [vocab, ties, seed] :
+       {std::tuple(3, false, 5), std::tuple(3, true, 5),
+        std::tuple(100, false, 5), std::tuple(100, true, 6),
+        std::tuple(5000, false, 5), std::tuple(5000, true, 7),
+        std::tuple(5000, true, 8)}) {
+    auto logits = RandomFloats(static_cast<size_t>(vocab), 45, 4.0f);
+    if (ties) {
+      for (float& logit : logits) logit = std::round(logit);
+    }
     SampleParams params{.temperature = 2.0f,
                         .top_k = 50,
-                        .seed = 5,
+                        .seed = static_cast<uint64_t>(seed),
                         .logprobs = kMaxTopLogprobs};
     const SampleResult got = Sample(device, vocab, logits, {params})[0];
     double sum = 0;
