@@ -512,12 +512,14 @@ class RowSampler {
       }
       if (!any) continue;
       const auto bits = BitsOf(begin);
+#pragma unroll
       for (int word = 0; word < 4; ++word) {
         const int id = begin + word * 16;
-        if (id >= count_) break;
-        winner = Least64()(
-            winner,
-            Score(id, last, typical, bits[static_cast<size_t>(word)], winner));
+        const uint64_t own =
+            id < count_ ? Score(id, last, typical,
+                                bits[static_cast<size_t>(word)], winner)
+                        : kNoKey;
+        winner = Least64()(winner, own);
       }
     }
     return winner;
