@@ -8,16 +8,13 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
+import sys
 import time
 from typing import Self
 
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+from free_ports import free_port
 
 
 class Cluster:

@@ -24,9 +24,6 @@ step clients-lm-eval "lm-eval (build/clients-lm-eval)" \
   -r "$ROOT/tests/clients/lm_eval_requirements.txt"
 
 LOG=$LOGS/clients-server.log
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
 SERVER=
 stop() {
   [ -z "$SERVER" ] && return

@@ -15,7 +15,6 @@ import json
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,9 @@ import urllib.parse
 import urllib.request
 
 import dashboard_svg
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+from free_ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DASHBOARD = ROOT / "deploy/grafana/tandem.json"
@@ -42,12 +44,6 @@ DECODE_FLAGS = [
     "--speculative-config",
     '{"method": "ngram", "num_speculative_tokens": 3}',
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Cluster:

@@ -14,9 +14,6 @@ build release tandem tandem-router tandem-prefill tandem-decode
 
 BIN=$BUILD/release/bin
 LOG=$LOGS/demo.log
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
 GRPC=$(free_port) HTTP=$(free_port) ADMIN=$(free_port)
 
 say "Starting router, prefill worker and decode worker with models/tales"

@@ -66,3 +66,6 @@ set_asan_options() {
   export UBSAN_OPTIONS=print_stacktrace=1
   export LSAN_OPTIONS=suppressions=$ROOT/tests/lsan.supp:print_suppressions=0
 }
+
+# For a server that is to be started.
+free_port() { python3 "$ROOT/tests/free_ports.py"; }

@@ -25,9 +25,6 @@ step rules-test "promtool test rules" \
 
 "$ROOT/scripts/setup.sh"
 build release tandem tandem-router tandem-prefill tandem-decode
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
 INTERNAL=$(free_port)
 declare -A HTTP=([router]=$(free_port) [prefill]=$(free_port) [decode]=$(free_port))
 declare -A FLAGS=(

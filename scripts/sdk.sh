@@ -13,9 +13,6 @@ SDK=$BUILD/sdk
 TESTS=$ROOT/tests/sdk
 mkdir -p "$SDK"
 
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
 SERVERS=()
 trap 'kill -TERM "${SERVERS[@]}" 2>/dev/null; wait || true' EXIT
 # serve NAME MODEL FLAGS...: a cluster of real processes; its address is in

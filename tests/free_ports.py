@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports for servers that tests start, as tests/integration/cluster.cc has them."""
+"""Ports for servers that tests, benchmarks and scripts start, as
+tests/integration/cluster.cc has them. As a program it prints one."""
 
 from __future__ import annotations
 
@@ -22,3 +23,7 @@ def free_port() -> int:
                 continue
             return _next
     raise RuntimeError("no port is free")
+
+
+if __name__ == "__main__":
+    print(free_port())

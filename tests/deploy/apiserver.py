@@ -12,7 +12,6 @@ defaults and security are checked only there. Custom resources are skipped.
 import contextlib
 import json
 import pathlib
-import socket
 import ssl
 import subprocess
 import sys
@@ -24,14 +23,11 @@ from collections.abc import Iterator
 
 import yaml
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from free_ports import free_port
+
 TOKEN = "test"
 CUSTOM = ("cert-manager.io", "keda.sh", "monitoring.coreos.com")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Api:
