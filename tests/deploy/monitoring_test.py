@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dashboards, alerts and autoscalers ask only for metrics and labels that there
-are: those of tests/golden/metrics.txt, to which cluster_test holds a running
-cluster's /metrics.
+are: those of tests/golden/metrics.txt, to which cluster_operation_test holds a
+running cluster's /metrics.
 """
 
 import json
