@@ -133,7 +133,7 @@ absl::StatusOr<AdmittedRequest> Intake::Admit(
     if (!valid.ok()) return valid;
   }
   effective->bad_word_ids = *std::move(bad_words);
-  const absl::Status left = CheckTokensLeft(*effective);
+  const absl::Status left = CheckTokensLeft(*effective, limits);
   if (!left.ok()) return left;
   if (effective->structured) {
     const absl::Status size =

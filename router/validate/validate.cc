@@ -313,9 +313,9 @@ absl::Status CheckRest(const v1::GenerateRequest& request,
 
 }  // namespace
 
-absl::Status CheckTokensLeft(const EffectiveRequest& request) {
+absl::Status CheckTokensLeft(const EffectiveRequest& request,
+                             const ModelLimits& limits) {
   const auto& allowed = request.sampling.allowed_token_ids();
-  if (allowed.empty()) return absl::OkStatus();
   const auto& banned = request.sampling.banned_token_ids();
   std::set<uint32_t> without(banned.begin(), banned.end());
   for (const std::vector<int32_t>& word : request.bad_word_ids) {
@@ -326,15 +326,19 @@ absl::Status CheckTokensLeft(const EffectiveRequest& request) {
     without.insert(request.end_token_ids.begin(), request.end_token_ids.end());
   }
   const bool left =
-      std::any_of(allowed.begin(), allowed.end(),
-                  [&](uint32_t id) { return !without.contains(id); });
+      allowed.empty()
+          ? without.size() < static_cast<size_t>(limits.vocabulary_size)
+          : std::any_of(allowed.begin(), allowed.end(),
+                        [&](uint32_t id) { return !without.contains(id); });
   if (left) return absl::OkStatus();
   std::vector<std::string> by;
   if (!banned.empty()) by.emplace_back("sampling.banned_token_ids");
   if (!request.bad_word_ids.empty()) by.emplace_back("sampling.bad_words");
   if (no_ends) by.emplace_back("stopping.min_tokens, before which none ends");
   return FieldInvalid(
-      "sampling.allowed_token_ids", "(ids)",
+      allowed.empty() ? "sampling.banned_token_ids"
+                      : "sampling.allowed_token_ids",
+      "(ids)",
       absl::StrCat("no token is left by ", absl::StrJoin(by, " and ")));
 }
 

@@ -146,10 +146,11 @@ struct EffectiveRequest {
 absl::StatusOr<EffectiveRequest> Validate(const v1::GenerateRequest& request,
                                           const ModelLimits& limits);
 
-// Refuses lists of tokens that together leave none to draw: the allowed ones
-// but for those that are banned, bad words by themselves, or ends before
-// min_tokens. REQUIRES: bad_word_ids are filled in.
-absl::Status CheckTokensLeft(const EffectiveRequest& request);
+// Refuses lists of tokens that together leave none to draw: the allowed ones,
+// or all, but for those that are banned, bad words by themselves, or ends
+// before min_tokens. REQUIRES: bad_word_ids are filled in.
+absl::Status CheckTokensLeft(const EffectiveRequest& request,
+                             const ModelLimits& limits);
 
 // The same checks for a chat alone, e.g. of TokenizeRequest.
 absl::Status ValidateChat(const v1::Chat& chat, const ModelLimits& limits);

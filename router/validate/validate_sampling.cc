@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -71,19 +70,7 @@ absl::Status CheckTokenLists(const v1::SamplingOptions& s,
       "sampling.banned_token_ids", banned.size(), "ids", kMaxListedTokenIds));
   TANDEM_ROUTER_RETURN_IF_ERROR(
       ValidateTokenIds("sampling.allowed_token_ids", allowed, limits));
-  TANDEM_ROUTER_RETURN_IF_ERROR(
-      ValidateTokenIds("sampling.banned_token_ids", banned, limits));
-  const std::set<uint32_t> without(banned.begin(), banned.end());
-  const auto is_banned = [&](uint32_t id) { return without.contains(id); };
-  const bool none_left =
-      allowed.empty()
-          ? without.size() == static_cast<size_t>(limits.vocabulary_size)
-          : std::all_of(allowed.begin(), allowed.end(), is_banned);
-  if (!none_left) return absl::OkStatus();
-  return FieldInvalid("sampling.banned_token_ids", "(ids)",
-                      allowed.empty()
-                          ? "all ids are banned"
-                          : "sampling.allowed_token_ids allows no other");
+  return ValidateTokenIds("sampling.banned_token_ids", banned, limits);
 }
 
 absl::Status CheckBadWords(const v1::SamplingOptions& s) {

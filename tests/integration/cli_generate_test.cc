@@ -369,7 +369,7 @@ TEST_F(GenerateFlagsTest, WhatExcludesEachOtherIsRefusedByName) {
       {"--max-tokens 8 --min-tokens 9", 2, {"--min-tokens = 9"}},
       {"--allowed-token-ids 40 --banned-token-ids 40",
        2,
-       {"--banned-token-ids", "allows no other"}},
+       {"--allowed-token-ids", "no token is left by --banned-token-ids"}},
       {"--lora nobody", 1, {"adapter = nobody", "there are verse"}},
       {"--lora verse --model prose", 1, {"prose"}},
   };

@@ -141,9 +141,6 @@ const FieldCase kFieldCases[] = {
     {"sampling.allowed_token_ids", "sampling { allowed_token_ids: 1000 }"},
     {"", "sampling { banned_token_ids: [0, 999] }"},
     {"sampling.banned_token_ids", "sampling { banned_token_ids: 1000 }"},
-    {"", "sampling { allowed_token_ids: [1, 2] banned_token_ids: [2, 2] }"},
-    {"sampling.banned_token_ids",
-     "sampling { allowed_token_ids: [1, 2] banned_token_ids: [2, 1] }"},
     {"", "sampling { bad_words: 'x' }"},
     {"", absl::StrCat("sampling { bad_words: '", std::string(64, 'a'), "' }")},
     {"sampling.bad_words", "sampling { bad_words: ['x', ''] }"},
@@ -581,21 +578,30 @@ TEST(Validate, ListsLeaveATokenToDraw) {
   } kCases[] = {
       {"allowed_token_ids: [5, 6]", 9, ""},
       {"allowed_token_ids: 5", 0, "bad_words"},
-      {"allowed_token_ids: [5, 6] banned_token_ids: 6", 0, "bad_words"},
+      {"allowed_token_ids: [5, 6] banned_token_ids: [6, 6]", 0, "bad_words"},
+      {"allowed_token_ids: [5, 6] banned_token_ids: 7", 0, ""},
+      {"allowed_token_ids: [6, 7] banned_token_ids: [7, 6]", 0, "banned_token"},
       {"allowed_token_ids: [5, 7]", 0, ""},  // in a longer word alone
       {"allowed_token_ids: [2, 5]", 0, ""},
       {"allowed_token_ids: [2, 5]", 1, "min_tokens"},
       {"banned_token_ids: [5, 6]", 1, ""},
+      // Of a vocabulary of 8.
+      {"banned_token_ids: [0, 1, 3, 4, 6]", 1, ""},
+      {"banned_token_ids: [0, 1, 2, 3, 4, 6, 7]", 0, "bad_words"},
+      {"banned_token_ids: [0, 1, 3, 4, 6, 7, 7]", 1, "min_tokens"},
+      {"banned_token_ids: [0, 1, 3, 4, 6, 7, 7]", 0, ""},
   };
+  ModelLimits limits = Limits();
+  limits.vocabulary_size = 8;
   for (const auto& [sampling, min_tokens, by] : kCases) {
     v1::GenerateRequest request =
         Parse(absl::StrCat("text: 'x' sampling { ", sampling, " }"));
     request.mutable_stopping()->set_min_tokens(min_tokens);
-    auto effective = Validate(request, Limits());
+    auto effective = Validate(request, limits);
     ASSERT_TRUE(effective.ok()) << effective.status();
     effective->bad_word_ids = {{5}, {7, 8}};
     effective->end_token_ids = {2};
-    const absl::Status left = CheckTokensLeft(*effective);
+    const absl::Status left = CheckTokensLeft(*effective, limits);
     EXPECT_EQ(left.ok(), std::string(by).empty()) << sampling << left;
     EXPECT_THAT(left.message(), ::testing::HasSubstr(by));
   }
