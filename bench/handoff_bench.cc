@@ -27,14 +27,12 @@
 #include "common/freed_buffers.h"
 #include "common/random.h"
 #include "common/rpc/channel.h"
-#include "common/rpc/client_stream.h"
 #include "common/rpc/server.h"
-#include "common/rpc/server_stream.h"
 #include "common/thread_loop.h"
 #include "handoff/receiver.h"
 #include "handoff/sender.h"
 #include "handoff/shm/shm_way.h"
-#include "tandem/v1/handoff.grpc.pb.h"
+#include "worker/links.h"
 
 namespace tandem::handoff {
 namespace {
@@ -145,25 +143,6 @@ class Decode final : public ReceiverDelegate {
   Loop* const loop_;
 };
 
-class LinkServer final : public v1::HandoffService::CallbackService {
- public:
-  LinkServer(Loop* loop, Receiver* receiver)
-      : loop_(loop),
-        accept_([receiver](auto stream, const rpc::CallInfo& info) {
-          receiver->AddLink(std::move(stream), info.identity);
-        }) {}
-
-  grpc::ServerBidiReactor<v1::LinkRequest, v1::LinkResponse>* Link(
-      grpc::CallbackServerContext* context) override {
-    return rpc::ServeBidi<v1::LinkResponse, v1::LinkRequest>(loop_, context,
-                                                             &accept_);
-  }
-
- private:
-  Loop* const loop_;
-  const rpc::Accept<v1::LinkResponse, v1::LinkRequest> accept_;
-};
-
 // Keeps the loop's thread on the nth of the CPUs that this process may use.
 // Linux wakes a thread where its waker runs, so that two threads that copy in
 // turns stay on one core with the other one idle.
@@ -272,7 +251,10 @@ class Bench {
       if (!way.ok()) Fail(way.status().ToString());
       receiver_->AddWay(*std::move(way));
     });
-    service_ = std::make_unique<LinkServer>(&to_, receiver_.get());
+    service_ = std::make_unique<worker::LinkServer>(
+        &to_, [this](auto stream, const rpc::CallInfo& info) {
+          receiver_->AddLink(std::move(stream), info.identity);
+        });
     auto server = rpc::Server::Start({}, {service_.get()});
     if (!server.ok()) Fail(server.status().ToString());
     server_ = *std::move(server);
@@ -293,13 +275,9 @@ class Bench {
       sender_ = std::make_unique<Sender>(
           options, &from_, &from_random_,
           [this](const v1::WorkerRef& decode) {
-            auto stub = std::make_shared<v1::HandoffService::Stub>(
-                rpc::MakeChannel(decode.endpoint(), {}));
-            return rpc::OpenBidi<v1::LinkRequest, v1::LinkResponse>(
-                &from_, {.timeout = absl::InfiniteDuration()},
-                [stub](auto* context, auto* reactor) {
-                  stub->async()->Link(context, reactor);
-                });
+            return worker::OpenLink(&from_,
+                                    rpc::MakeChannel(decode.endpoint(), {}),
+                                    decode.endpoint());
           },
           &prefill_);
       sender_->AddWay(NewShmSenderWay(&from_));
@@ -313,7 +291,7 @@ class Bench {
   Prefill prefill_{&from_};
   Decode decode_{&to_};
   std::unique_ptr<Receiver> receiver_;  // on its loop
-  std::unique_ptr<LinkServer> service_;
+  std::unique_ptr<worker::LinkServer> service_;
   std::unique_ptr<rpc::Server> server_;
   std::unique_ptr<Sender> sender_;  // on its loop
   int attempts_ = 0;

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "common/log.h"
 #include "decode_worker/core.h"
 #include "decode_worker/service.h"
 #include "handoff/shm/shm_way.h"
+#include "worker/links.h"
 #include "worker/load_metrics.h"
 #include "worker/process.h"
 
@@ -51,7 +53,10 @@ class DecodeRole final : public worker::Role {
       : core_(MakeOptions(context), context.loop, context.random,
               context.executor, context.parts.pool.get()),
         decode_(context.loop, &core_),
-        handoff_(context.loop, &core_),
+        links_(context.loop,
+               [this](auto stream, const rpc::CallInfo& info) {
+                 core_.AddLink(std::move(stream), info.identity);
+               }),
         metrics_(context.metrics, context.parts.hello) {
     const auto& ways = context.parts.ways;
     worker::GpuHandoff* const gpu = context.parts.gpu.get();
@@ -71,7 +76,7 @@ class DecodeRole final : public worker::Role {
   }
 
   std::vector<grpc::Service*> services() override {
-    return {&decode_, &handoff_};
+    return {&decode_, &links_};
   }
   v1::WorkerLoad Load() const override { return core_.Load(); }
   void Drain() override { core_.Drain(); }
@@ -116,7 +121,7 @@ class DecodeRole final : public worker::Role {
 
   DecodeCore core_;
   DecodeServer decode_;
-  HandoffServer handoff_;
+  worker::LinkServer links_;
   worker::LoadMetrics metrics_;
 };
 

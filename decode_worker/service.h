@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decode worker's gRPC face: calls and links become streams of its core.
+// The decode worker's gRPC face: calls become streams of its core, as links do
+// by worker/links.h.
 
 #ifndef TANDEM_DECODE_WORKER_SERVICE_H_
 #define TANDEM_DECODE_WORKER_SERVICE_H_
@@ -14,7 +15,6 @@
 #include "common/shared_stream.h"
 #include "decode_worker/core.h"
 #include "tandem/v1/decode.grpc.pb.h"
-#include "tandem/v1/handoff.grpc.pb.h"
 
 namespace tandem::decode_worker {
 
@@ -64,24 +64,6 @@ class DecodeServer final : public v1::DecodeService::CallbackService {
   const rpc::Accept<v1::DecodeSharedResponse, v1::DecodeSharedRequest>
       accept_shared_;
   std::vector<std::shared_ptr<Shared>> shared_;  // one a router; on the loop
-};
-
-class HandoffServer final : public v1::HandoffService::CallbackService {
- public:
-  HandoffServer(Loop* loop, DecodeCore* core)
-      : loop_(loop), accept_([core](auto stream, const rpc::CallInfo& info) {
-          core->AddLink(std::move(stream), info.identity);
-        }) {}
-
-  grpc::ServerBidiReactor<v1::LinkRequest, v1::LinkResponse>* Link(
-      grpc::CallbackServerContext* context) override {
-    return rpc::ServeBidi<v1::LinkResponse, v1::LinkRequest>(loop_, context,
-                                                             &accept_);
-  }
-
- private:
-  Loop* const loop_;
-  const rpc::Accept<v1::LinkResponse, v1::LinkRequest> accept_;
 };
 
 }  // namespace tandem::decode_worker

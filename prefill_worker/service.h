@@ -5,15 +5,12 @@
 #ifndef TANDEM_PREFILL_WORKER_SERVICE_H_
 #define TANDEM_PREFILL_WORKER_SERVICE_H_
 
-#include <memory>
-
 #include "common/loop.h"
-#include "common/rpc/client_stream.h"
 #include "common/rpc/server_stream.h"
 #include "prefill_worker/core.h"
-#include "tandem/v1/handoff.grpc.pb.h"
 #include "tandem/v1/prefill.grpc.pb.h"
 #include "worker/channels.h"
+#include "worker/links.h"
 
 namespace tandem::prefill_worker {
 
@@ -36,19 +33,13 @@ class PrefillServer final : public v1::PrefillService::CallbackService {
   const rpc::Accept<v1::PrefillResponse, v1::PrefillRequest> accept_;
 };
 
-// Opens links to decode workers. A link lives as long as both ends: its own
-// beats judge it, so the call has no deadline.
+// Opens links to decode workers.
 inline handoff::Sender::Dial LinkDialer(Loop* loop,
                                         worker::Channels* channels) {
   return [loop, channels](const v1::WorkerRef& receiver) {
-    auto stub = std::make_shared<v1::HandoffService::Stub>(
-        channels->Get(rpc::PeerRole::kDecode, receiver));
-    return rpc::OpenBidi<v1::LinkRequest, v1::LinkResponse>(
-        loop,
-        {.timeout = absl::InfiniteDuration(), .peer = receiver.endpoint()},
-        [stub](auto* context, auto* reactor) {
-          stub->async()->Link(context, reactor);
-        });
+    return worker::OpenLink(loop,
+                            channels->Get(rpc::PeerRole::kDecode, receiver),
+                            receiver.endpoint());
   };
 }
 
