@@ -65,6 +65,15 @@ absl::StatusOr<int64_t> ParseInt(std::string_view text, Range range) {
   return ParseNumber<int64_t>(text, "a whole number", range.min, range.max);
 }
 
+// To CLI11, "++" ends a subcommand's words: it is given this instead, which no
+// word of a command line can be.
+std::string HidePluses(const std::string& word) {
+  return word == "++" ? word + '\0' : word;
+}
+std::string ShowPluses(const std::string& word) {
+  return word == HidePluses("++") ? "++" : word;
+}
+
 bool IsSecret(const std::string& name) {
   return name.find("api-key") != std::string::npos ||
          name.find("token-file") != std::string::npos;
@@ -96,7 +105,8 @@ void CommandLine::AddFlag(const std::string& name, const std::string& type,
             .default_text = std::move(default_text),
             .text = std::move(text)};
   flag.option =
-      app_->add_option("--" + name, [](const CLI::results_t&) { return true; });
+      app_->add_option("--" + name, [](const CLI::results_t&) { return true; })
+          ->transform(ShowPluses);
   if (environment_) flag.environment = EnvironmentName(name);
   // Checks run once per value, in order, whatever source it came from.
   flag.option->check([set = std::move(set)](const std::string& value) {
@@ -282,15 +292,16 @@ void CommandLine::AddPositional(const std::string& name, std::string* value,
             .positional = true,
             // CLI11 would miss what only the file of --config has.
             .required = required};
-  flag.option = app_->add_option(name, *value);
+  flag.option = app_->add_option(name, *value)->transform(ShowPluses);
   flags_.push_back(std::move(flag));
 }
 
 void CommandLine::AddModel(std::string* value, const std::string& help,
                            bool required) {
   AddPositional("MODEL", value, help, required);
-  flags_.back().by_name = app_->add_option(
-      "-m,--model", [](const CLI::results_t&) { return true; });
+  flags_.back().by_name =
+      app_->add_option("-m,--model", [](const CLI::results_t&) { return true; })
+          ->transform(ShowPluses);
 }
 
 CommandLine* CommandLine::AddCommand(const std::string& name,
@@ -463,6 +474,7 @@ std::vector<std::string> CommandLine::Words(int argc,
   std::vector<std::string> words(argv, argv + argc);
   for (size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
     std::string& word = words[i];
+    word = HidePluses(word);
     if (!absl::StartsWith(word, "--") || !absl::EndsWith(word, "=")) continue;
     if (!TakesValue(word.substr(2, word.size() - 3))) continue;
     word.pop_back();
@@ -483,11 +495,10 @@ bool CommandLine::TakesValue(const std::string& name) const {
 }
 
 void CommandLine::ParseWords(int argc, const char* const* argv) {
-  const std::vector<std::string> words = Words(argc, argv);
-  std::vector<const char*> pointers;
-  pointers.reserve(words.size());
-  for (const std::string& word : words) pointers.push_back(word.c_str());
-  app_->parse(static_cast<int>(pointers.size()), pointers.data());
+  std::vector<std::string> words = Words(argc, argv);
+  std::reverse(words.begin(), words.end());  // as CLI11 has them
+  words.pop_back();                          // the program's name
+  app_->parse(std::move(words));
 }
 
 absl::Status CommandLine::TryParse(int argc, const char* const* argv) {
@@ -521,7 +532,7 @@ std::string CommandLine::Explain(const std::exception& error) const {
   const auto flag =
       std::find_if(extras.begin(), extras.end(),
                    [](const auto& word) { return word.rfind('-', 0) == 0; });
-  return Stray(flag != extras.end() ? *flag : extras.front());
+  return Stray(ShowPluses(flag != extras.end() ? *flag : extras.front()));
 }
 
 std::optional<int> CommandLine::Parse(int argc, const char* const* argv) {

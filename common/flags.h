@@ -190,7 +190,8 @@ class CommandLine {
   void AddFlag(const std::string& name, const std::string& type,
                const std::string& help, std::function<std::string()> text,
                Setter set);
-  // Of "--flag=", for whose value CLI11 takes the next word, two.
+  // As CLI11 is given them: of "--flag=", for whose value it takes the next
+  // word, two, and no "++".
   std::vector<std::string> Words(int argc, const char* const* argv) const;
   bool TakesValue(const std::string& name) const;
   void ParseWords(int argc, const char* const* argv);

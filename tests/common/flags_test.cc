@@ -377,6 +377,33 @@ TEST(FlagsTest, SubcommandsHaveTheirOwnFlagsAndHelp) {
               HasSubstr("  serve        Start a local cluster\n"));
 }
 
+TEST(FlagsTest, TwoPlusesAreAWordLikeOthers) {
+  for (const bool by_name : {false, true}) {
+    CommandLine line("tandem", "Serves models.");
+    CommandLine* const chat = line.AddCommand("chat", "Talk");
+    std::string model, system;
+    int tokens = 16;
+    std::vector<std::string> stops;
+    chat->AddModel(&model, "Folder", false);
+    chat->Add("system", &system, "Text");
+    chat->AddList("stop", &stops, "Text", /*separator=*/0);
+    chat->AddInt("max-tokens", &tokens, "Tokens", {1, 4096});
+    std::vector<const char*> words = {"tandem", "chat",     "--stop",
+                                      "++",     "--system", "++"};
+    if (by_name) words.push_back("--model");
+    for (const char* word : {"++", "--max-tokens", "3"}) words.push_back(word);
+    EXPECT_EQ(line.TryParse(static_cast<int>(words.size()), words.data()),
+              absl::OkStatus());
+    EXPECT_THAT(chat->NonDefaults(),
+                ElementsAre(Pair("MODEL", "++"), Pair("system", "++"),
+                            Pair("stop", "++"), Pair("max-tokens", "3")));
+  }
+  CommandLine line("tandem", "Serves models.");
+  line.AddCommand("status", "Show the cluster");
+  const char* const words[] = {"tandem", "status", "++"};
+  EXPECT_EQ(line.TryParse(3, words).message(), "unexpected argument ++");
+}
+
 // A line with --config, and a file for it.
 struct Configured : Line {
   std::string path;
