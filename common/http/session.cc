@@ -289,6 +289,11 @@ void Session::OnHeader(Error error) {
                               "100-continue")) {
     return ReadBody();
   }
+  // A body for nothing need not come (RFC 9110, 10.1.1).
+  HttpResponse wrong;
+  if (Find(Convert(parser_->get()), &wrong) == nullptr) {
+    return RefuseMessage(std::move(wrong));
+  }
   asio::async_write(stream_, asio::buffer(kContinue, sizeof(kContinue) - 1),
                     [self = shared_from_this()](Error failed, size_t) {
                       if (failed) return self->Close();
@@ -367,37 +372,44 @@ bool Session::RefuseBroken(Error error) {
   return true;
 }
 
+const Route* Session::Find(const HttpRequest& request,
+                           HttpResponse* wrong) const {
+  auto at = state_->routes.find(request.path);
+  for (size_t slash = request.path.rfind('/');
+       at == state_->routes.end() && slash != std::string::npos && slash > 0;
+       slash = request.path.rfind('/', slash - 1)) {
+    at = state_->routes.find(request.path.substr(0, slash + 1));
+  }
+  if (at == state_->routes.end()) {
+    *wrong = ErrorPage(404, absl::StrCat("nothing at ", request.path));
+    return nullptr;
+  }
+  const auto route =
+      at->second.find(request.method == "HEAD" ? "GET" : request.method);
+  if (route != at->second.end()) return &route->second;
+  std::vector<std::string> allowed;
+  for (const auto& [name, unused] : at->second) {
+    allowed.push_back(name);
+    if (name == "GET") allowed.push_back("HEAD");
+  }
+  *wrong = ErrorPage(405, absl::StrCat(request.path, " knows ",
+                                       absl::StrJoin(allowed, ", "), " only"));
+  wrong->headers.emplace_back("Allow", absl::StrJoin(allowed, ", "));
+  return nullptr;
+}
+
 void Session::Dispatch(HttpRequest request) {
   answering_ = true;
-  auto route = state_->routes.find(request.path);
-  for (size_t slash = request.path.rfind('/');
-       route == state_->routes.end() && slash != std::string::npos && slash > 0;
-       slash = request.path.rfind('/', slash - 1)) {
-    route = state_->routes.find(request.path.substr(0, slash + 1));
-  }
-  if (route == state_->routes.end()) {
-    return Answer(ErrorPage(404, absl::StrCat("nothing at ", request.path)));
-  }
-  const auto found = route->second.find(head_ ? "GET" : request.method);
-  if (found == route->second.end()) {
-    std::vector<std::string> allowed;
-    for (const auto& [name, unused] : route->second) {
-      allowed.push_back(name);
-      if (name == "GET") allowed.push_back("HEAD");
-    }
-    HttpResponse response =
-        ErrorPage(405, absl::StrCat(request.path, " knows ",
-                                    absl::StrJoin(allowed, ", "), " only"));
-    response.headers.emplace_back("Allow", absl::StrJoin(allowed, ", "));
-    return Answer(std::move(response));
-  }
-  if (const auto* handler = std::get_if<HttpServer::Handler>(&found->second)) {
+  HttpResponse wrong;
+  const Route* const route = Find(request, &wrong);
+  if (route == nullptr) return Answer(std::move(wrong));
+  if (const auto* handler = std::get_if<HttpServer::Handler>(route)) {
     return Answer((*handler)(request));
   }
   while (state_->served > state_->options.max_connections) {
     if (!state_->MakeRoom()) return Refuse();
   }
-  const auto* later = &std::get<Later>(found->second);
+  const auto* later = &std::get<Later>(*route);
   if (later->refuse != nullptr) {
     if (std::optional<HttpResponse> refusal = later->refuse(request)) {
       return Answer(*std::move(refusal));

@@ -114,6 +114,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void ReadBody();
   void OnRead(Error error);
   bool RefuseBroken(Error error);
+  // Null: `wrong` is the answer, of a path or a method that there is not.
+  const Route* Find(const HttpRequest& request, HttpResponse* wrong) const;
   void Dispatch(HttpRequest request);
   void RefuseMessage(HttpResponse response);
   void Answer(HttpResponse answer);

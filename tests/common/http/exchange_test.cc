@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/http/server.h"
@@ -389,6 +390,20 @@ TEST_F(HttpExchangeTest, ContinueIsSaidBeforeTheBody) {
   exchange = Next();
   exchange->Answer({.body = "heard"});
   EXPECT_THAT(older.Receive("heard"), StartsWith("HTTP/1.0 200"));
+}
+
+TEST_F(HttpExchangeTest, NoBodyIsAskedForThatNobodyReads) {
+  StartServer();
+  for (const auto& [target, says] :
+       {std::pair("POST /nothing?a", "HTTP/1.1 404 "),
+        std::pair("POST /now", "HTTP/1.1 405 ")}) {
+    Socket socket(server_->port());
+    socket.Send(std::string(target) +
+                " HTTP/1.1\r\nExpect: 100-continue\r\n"
+                "Content-Length: 2\r\n\r\n");
+    EXPECT_THAT(socket.Receive(), StartsWith(says));
+    EXPECT_TRUE(socket.ended());  // what comes may be the body or a request
+  }
 }
 
 TEST_F(HttpExchangeTest, ClosingIsOfAnswersThatBeginFromThenOn) {
