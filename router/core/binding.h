@@ -2,7 +2,7 @@
 // What the sequences of one answer are computed with: all of them on decode
 // workers that give the same results as the first that was placed, so that a
 // rolling change of weights does not mix two models in an answer. Free again
-// where all of them lost their workers before a client had anything of it.
+// where all of them lost their workers before a client was told of it.
 
 #ifndef TANDEM_ROUTER_CORE_BINDING_H_
 #define TANDEM_ROUTER_CORE_BINDING_H_
@@ -22,7 +22,8 @@ class Binding {
   // lost its worker, or ended.
   void Enter(const v1::WorkerHello& worker, const v1::AdapterRef& adapter);
   void Leave();
-  // The client has something of a sequence that is placed: for good.
+  // The client knows of a sequence that is placed, and of its fingerprint: for
+  // good.
   void Keep() { kept_ = to_.has_value(); }
   // "fp_" and 16 hex digits of what sequences are computed with, the adapter
   // included; empty where none was placed.

@@ -91,6 +91,7 @@ void Request::NoteFresh(int fresh, bool decoded, absl::Time now) {
 }
 
 void Request::SayStarted() {
+  binding_->Keep();  // the client is told its fingerprint
   if (output_.started()) return;
   output_.Started(effective_.request_id, context_.options->model,
                   static_cast<int>(prompt_.size()), cached_tokens_.value_or(0),

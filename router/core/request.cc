@@ -321,7 +321,6 @@ void Request::OnAttemptStarted(uint32_t attempt) {
   decode_computes_ = decode_computed_ = true;
   prefill_computes_ = false;
   context_.registry->CallWorked(decode_ref_.worker_id());
-  binding_->Keep();
   SayStarted();
 }
 
@@ -464,7 +463,6 @@ void Request::OnFirstToken(const v1::PrefillFirstToken& first) {
   tokens.set_position(first.position());
   *tokens.add_tokens() = first.token();
   if (phase_ == Phase::kPrefilling) phase_ = Phase::kHandingOver;
-  binding_->Keep();
   SayStarted();
   prefill_work_ = first.work();
   if (!Take(tokens, /*decoded=*/false)) return;

@@ -77,7 +77,6 @@ void Request::OnScores(const v1::ScoredTokens& scores) {
 // The rest must come from the same weights and number formats, and the tokens
 // behind them too.
 void Request::BindScores() {
-  binding_->Keep();
   if (scored_by_) return;
   const std::string& id =
       prefill_ != nullptr ? prefill_ref_.worker_id() : decode_ref_.worker_id();

@@ -596,6 +596,24 @@ TEST_F(CoreTest, WhoHasAFirstTokenGoesOnWithTheSameWeights) {
   EXPECT_EQ(w.decode_ids[1], "d2");
 }
 
+// Nothing was drawn, but its client was told what is computed with.
+TEST_F(CoreTest, WhoWasToldOfWeightsGoesOnWithThem) {
+  ClientPipe* const client = w.Submit(World::Ask());
+  w.decodes[0].Say(World::Opened(1, "ticket"));
+  w.prefills[0].Say(World::Computing());
+  ASSERT_NE(client->sent[0].started().system_fingerprint(), "");
+  v1::WorkerHello other = World::Hello("d1", v1::WORKER_ROLE_DECODE);
+  (*other.mutable_fingerprint())["weights"] = "other";
+  w.Register(other);
+  Crash(decode_lease);
+  w.decodes[0].Break(Gone());
+  w.RunFor(absl::Seconds(2));
+  EXPECT_EQ(w.decodes.size(), 1u);  // waits
+  w.Decode("d2");
+  ASSERT_EQ(w.decodes.size(), 2u);
+  EXPECT_EQ(w.decode_ids[1], "d2");
+}
+
 TEST_F(CoreTest, SilenceOfEitherWorkerIsALoss) {
   HandingOver();
   w.frozen = {&w.prefills[0], prefill_lease};
