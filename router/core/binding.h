@@ -18,8 +18,9 @@ class Binding {
  public:
   // Whether a sequence may be placed on that decode worker.
   bool Allows(const v1::WorkerHello& worker) const;
-  // A sequence is placed there, with that adapter of it (no name: none); it has
-  // lost its worker, or ended.
+  // A sequence is placed there, or all that it wants, scores, comes from that
+  // prefill worker, with that adapter of it (no name: none); it has lost its
+  // worker, or ended.
   void Enter(const v1::WorkerHello& worker, const v1::AdapterRef& adapter);
   void Leave();
   // The client knows of a sequence that is placed, and of its fingerprint: for

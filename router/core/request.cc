@@ -399,6 +399,7 @@ void Request::OnPrefill(const v1::PrefillResponse& message) {
       context_.registry->CallWorked(prefill_ref_.worker_id());
       if (!cached_tokens_) cached_tokens_ = message.started().cached_tokens();
       worker_queue_ = absl::Microseconds(message.started().queue_us());
+      if (decode_ref_.worker_id().empty()) BindScores();
       if (phase_ == Phase::kPrefilling) SayStarted();
       if (effective_.only_scores()) {
         if (decode_ref_.worker_id().empty()) CountPlacement();

@@ -82,6 +82,10 @@ void Request::BindScores() {
       prefill_ != nullptr ? prefill_ref_.worker_id() : decode_ref_.worker_id();
   if (const Worker* worker = context_.registry->Find(id)) {
     *scored_by_.emplace().mutable_fingerprint() = worker->hello.fingerprint();
+    if (!entered_) {  // only scores, of a prefill worker alone
+      binding_->Enter(worker->hello, adapter_);
+      entered_ = true;
+    }
   }
 }
 

@@ -304,6 +304,20 @@ TEST_F(ScoringTest, OnlyScoresNeedNoDecodeWorker) {
   EXPECT_TRUE(w.core->idle());
 }
 
+TEST_F(ScoringTest, OnlyScoresSayWhatTheyWereComputedWith) {
+  const auto fingerprint = [](const ClientPipe& client) {
+    return client.sent[0].started().system_fingerprint();
+  };
+  ClientPipe* const scored = Submit(0);
+  w.prefills[0].Say(World::Computing());
+  w.prefills[0].Say(FromPrefill(1, kPrompt));
+  ClientPipe* const drawn = Submit();
+  w.decodes[0].Say(FromDecode(1, kPrompt));
+  DecodeOne(1);
+  EXPECT_NE(fingerprint(*scored), "");
+  EXPECT_EQ(fingerprint(*scored), fingerprint(*drawn));
+}
+
 TEST_F(ScoringTest, OnlyScoresMoveToAnotherPrefillWorker) {
   w.Prefill("p1");
   ClientPipe* const client = Submit(0);
