@@ -23,8 +23,10 @@ step advisories "known advisories, newer packages" check_advisories
 step fuzz "fuzzing, $minutes min for each target" \
   "$ROOT/scripts/fuzz.sh" $((minutes * 60))
 step page "the page in a browser" "$ROOT/scripts/page.sh"
+# Others each day of the year.
 step simulation "simulation, 200 000 seeds" \
-  env TANDEM_SIM_SEEDS=200000 "$BUILD/release/tests/simulation_test"
+  env TANDEM_SIM_SEEDS=200000 TANDEM_SIM_FIRST=$((10#$(date +%j) * 200000)) \
+  "$BUILD/release/tests/simulation_test"
 step faults "workers killed in every phase, 20 times" \
   env TANDEM_FAULT_SEEDS=20 "$BUILD/release/tests/integration_test" \
   --gtest_filter='*FaultTest*'

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thousands of fault schedules, each from one seed. TANDEM_SIM_SEEDS says how
-// many (default 2000, shared among the profiles, at least one for each);
-// TANDEM_SIM_SEED runs one.
+// many (default 2000, shared among the profiles, at least one for each), from
+// TANDEM_SIM_FIRST on (default 1); TANDEM_SIM_SEED runs one.
 // Those of seeds.txt run always.
 
 #include <gmock/gmock.h>
@@ -137,7 +137,10 @@ std::vector<uint64_t> SeedsOf(const Profile& profile) {
   for (const Profile& each : Profiles()) shares += each.share;
   const int count =
       std::max(1, Number("TANDEM_SIM_SEEDS", 2000) * profile.share / shares);
-  for (int i = 1; i <= count; ++i) seeds.push_back(static_cast<uint64_t>(i));
+  const auto first = static_cast<uint64_t>(Number("TANDEM_SIM_FIRST", 1));
+  for (int i = 0; i < count; ++i) {
+    seeds.push_back(first + static_cast<uint64_t>(i));
+  }
   return seeds;
 }
 
