@@ -138,9 +138,7 @@ std::string OpenAiAnswer::OnStarted(int prompt,
   state.prompt_tokens = started.prompt_tokens();
   state.cached_tokens = started.cached_tokens();
   state.seed = started.sampling().seed();
-  if (system_fingerprint_.empty()) {
-    system_fingerprint_ = started.system_fingerprint();
-  }
+  state.system_fingerprint = started.system_fingerprint();
   if (return_token_ids_) state.token_ids = started.prompt_token_ids();
   if (!stream_ || (!chat_ && !return_token_ids_)) return "";
   std::string events;
@@ -378,6 +376,10 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
 std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,
                                 bool first) {
   json chunk = Head(/*chunk=*/true);
+  const std::string& fingerprint =
+      prompts_[static_cast<size_t>(prompt)].system_fingerprint;
+  chunk["system_fingerprint"] =
+      fingerprint.empty() ? json() : json(fingerprint);
   if (first && chat_ && return_token_ids_) {
     chunk["prompt_token_ids"] = prompts_[static_cast<size_t>(prompt)].token_ids;
   }
@@ -399,8 +401,17 @@ json OpenAiAnswer::Head(bool chunk) const {
                              : "chat.completion"},
           {"created", created_},
           {"model", model_},
-          {"system_fingerprint",
-           system_fingerprint_.empty() ? json() : json(system_fingerprint_)}};
+          {"system_fingerprint", Fingerprint()}};
+}
+
+json OpenAiAnswer::Fingerprint() const {
+  json of_all;
+  for (const Prompt& prompt : prompts_) {
+    if (prompt.system_fingerprint.empty()) continue;
+    if (!of_all.is_null() && of_all != prompt.system_fingerprint) return json();
+    of_all = prompt.system_fingerprint;
+  }
+  return of_all;
 }
 
 std::string OpenAiAnswer::WholeChoice(int prompt, int index) const {

@@ -67,6 +67,7 @@ class OpenAiAnswer {
     int prompt_tokens = 0;
     int cached_tokens = 0;  // of them, when computing began
     uint64_t seed = 0;
+    std::string system_fingerprint;
     nlohmann::json token_ids;  // where asked for
     v1::GenerateDone done;
     std::vector<Choice> choices;
@@ -89,6 +90,8 @@ class OpenAiAnswer {
   std::string Chunk(int prompt, int index, nlohmann::json choice,
                     bool first = false);
   nlohmann::json Head(bool chunk) const;
+  // Of all prompts; null where none has one, or not all have the same.
+  nlohmann::json Fingerprint() const;
   // What is told beside the usage.
   void AddServing(nlohmann::json* answer) const;
   std::string WholeChoice(int prompt, int index) const;
@@ -111,7 +114,6 @@ class OpenAiAnswer {
   const std::string model_;
   const int64_t created_;
   std::string id_;
-  std::string system_fingerprint_;
   std::vector<Prompt> prompts_;
   size_t bytes_ = 0;
 };

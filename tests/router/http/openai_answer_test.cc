@@ -123,6 +123,33 @@ TEST(OpenAiAnswerTest, AWholeCompletion) {
   EXPECT_EQ(key, text.rfind("\"\357\277\275\":"));
 }
 
+// Prompts of one call may meet different weights while these are replaced.
+TEST(OpenAiAnswerTest, AFingerprintIsThatOfEveryPrompt) {
+  const auto started = [](const char* fingerprint) {
+    v1::GenerateResponse response = Event(kStarted);
+    response.mutable_started()->set_system_fingerprint(fingerprint);
+    return response;
+  };
+  const std::pair<const char*, json> cases[] = {
+      {"fp_1", "fp_1"}, {"", "fp_1"}, {"fp_2", nullptr}};
+  for (const auto& [second, of_both] : cases) {
+    OpenAiAnswer answer(ParseBody(false, R"({"prompt": ["a", "b"]})"), "tales",
+                        0);
+    answer.Add(0, started("fp_1"));
+    answer.Add(1, started(second));
+    EXPECT_EQ(json::parse(answer.Finish())["system_fingerprint"], of_both);
+  }
+  OpenAiAnswer stream(
+      ParseBody(false, R"({"prompt": ["a", "b"], "stream": true})"), "tales",
+      0);
+  stream.Add(0, started("fp_1"));
+  stream.Add(1, started("fp_2"));
+  const std::vector<std::string> chunk =
+      Data(stream.Add(1, Event(R"(delta { text: "x" })")));
+  ASSERT_EQ(chunk.size(), 1u);
+  EXPECT_EQ(json::parse(chunk[0])["system_fingerprint"], "fp_2");
+}
+
 // As of beams, of which fewer ended than were asked for.
 TEST(OpenAiAnswerTest, ASequenceWithoutTokensHasEmptyListsOfLogprobs) {
   for (const bool chat : {false, true}) {
