@@ -179,7 +179,7 @@ void ChatSession::Set(const std::string& given, const std::string& value) {
 
 void ChatSession::ShowStats() {
   Say(absl::StrFormat(
-      "%d answers: %d prompt tokens (%d cached), %d tokens generated", answers_,
+      "answers %d, prompt tokens %d (%d cached), tokens generated %d", answers_,
       prompt_tokens_, cached_tokens_, completion_tokens_));
   if (!footer_.empty()) Say("last: " + footer_);
 }

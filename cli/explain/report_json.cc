@@ -97,7 +97,7 @@ std::string ReportJson(const Explanation& e) {
                  {"heads", spec.heads},
                  {"kv_heads", spec.kv_heads},
                  {"head_dim", spec.head_dim},
-                 {"parameters", Parameters(spec)},
+                 {"parameters", static_cast<int64_t>(Parameters(spec))},
                  {"weights", std::string(kernels::Name(e.formats.layers))},
                  {"kv_cache", std::string(kernels::Name(e.formats.kv))},
                  {"block_size", e.block_size}};

@@ -149,7 +149,7 @@ std::string PlanJson(const PlanInput& input, const Plan& plan) {
   nlohmann::json object = {
       {"model", input.model},
       {"architecture", input.spec.architecture},
-      {"parameters", plan.parameters},
+      {"parameters", static_cast<int64_t>(plan.parameters)},
       {"device", input.gpu ? "gpu" : "cpu"},
       {"device_memory_bytes", input.memory_bytes},
       {"workers", input.workers},

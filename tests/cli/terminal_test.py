@@ -138,7 +138,7 @@ class TerminalTest(unittest.TestCase):
         self.assertEqual(footer.group(4), "12")
         self.assertIn("\x1b[2m", terminal.raw)
         self.say(terminal, "/stats\r")
-        terminal.expect(r"1 answers: \d+ prompt tokens")
+        terminal.expect(r"answers 1, prompt tokens \d+ ")
         self.say(terminal, "/exit\r")
         self.assertEqual(terminal.wait(), 0)
 
