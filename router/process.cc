@@ -151,7 +151,8 @@ void Process::Stop() {
   if (http_ != nullptr) http_->Stop(absl::Seconds(2));
   // The core goes when no server can send it anything more.
   if (internal_server_ != nullptr) {
-    internal_server_->Shutdown(absl::ZeroDuration());
+    if (core_ != nullptr) loop_.RunSync([&] { core_->LeaveWorkers(); });
+    internal_server_->Shutdown(absl::Seconds(1));
   }
   checkers_.reset();  // posts nothing from here on
   loop_.RunSync([&] {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
+#include "common/error.h"
 #include "common/failpoint.h"
 #include "common/flight_recorder.h"
 #include "common/freed_buffers.h"
@@ -492,6 +493,10 @@ void Process::StartRegistration(std::vector<Endpoint> routers) {
         [this](const std::string& endpoint) { return DialRouter(endpoint); },
         [this] { return role_->Load(); }, parts_.pool.get(),
         [](const std::string& endpoint, const absl::Status& status) {
+          if (ErrorReason(status) == "DRAINING") {
+            LogInfo("router left", {{"router", endpoint}});
+            return;
+          }
           static LogLimiter limiter(absl::Seconds(10));
           int64_t hidden;
           if (limiter.Allow(absl::Now(), &hidden)) {

@@ -57,6 +57,7 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
   Link(Registration* owner_in, std::string endpoint_in)
       : owner(owner_in),
         endpoint(std::move(endpoint_in)),
+        named(owner->loop_->Now()),
         redial(owner->loop_) {}
 
   void OnMessage(v1::RegisterResponse message) override {
@@ -79,6 +80,7 @@ struct Registration::Link final : StreamHandler<v1::RegisterResponse> {
 
   Registration* const owner;
   const std::string endpoint;
+  const absl::Time named;  // since when it is one of the routers
   std::unique_ptr<RegistryStream> stream;
   Timer redial;
   absl::Duration backoff;
@@ -158,7 +160,15 @@ void Registration::Lost(Link* link, const absl::Status& status) {
   } else {
     // The router takes the stream before this one for alive, but not for long.
     if (registered) link->backoff = options_.min_backoff;
-    on_trouble_(link->endpoint, status);
+    // One that took its leave is not back at once.
+    if (ErrorReason(status) == "DRAINING") {
+      link->backoff = options_.left_backoff;
+    }
+    // One that starts beside its workers may not be there yet.
+    if (!link->router.empty() || !absl::IsUnavailable(status) ||
+        loop_->Now() >= link->named + options_.patience) {
+      on_trouble_(link->endpoint, status);
+    }
   }
   const absl::Duration delay =
       link->backoff * (0.75 + 0.5 * random_->Uniform());

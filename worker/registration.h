@@ -33,6 +33,8 @@ struct RegistrationOptions {
   absl::Duration silence = absl::Seconds(4);              // of a router
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
+  absl::Duration left_backoff = absl::Milliseconds(500);
+  absl::Duration patience = absl::Seconds(5);  // for a router that starts
   // Of the whole cache, as many as a router remembers; and 2 MiB a message,
   // where gRPC takes 4.
   size_t max_cached_hashes = size_t{1} << 20;
@@ -43,7 +45,8 @@ class Registration {
  public:
   using Dial = std::function<std::unique_ptr<RegistryStream>(
       const std::string& endpoint)>;
-  // Told when a router refuses (fingerprint, version) or is lost.
+  // Told when a router refuses (fingerprint, version), leaves, is lost, or is
+  // not there in time.
   using OnTrouble =
       std::function<void(const std::string& endpoint, const absl::Status&)>;
 

@@ -102,6 +102,8 @@ class RouterCore : private RegistryListener,
   absl::Status HasRoom(int priority) const;
   // The grace is over.
   virtual void CloseAll(const absl::Status& status);
+  // Takes leave of the workers, when nothing runs any more.
+  void LeaveWorkers() { registry_.CloseAll(); }
 
   int context_length() const { return registry_.context_length(); }
   KvRoom kv_room() const { return registry_.kv_room(); }

@@ -87,9 +87,13 @@ Registry::Registry(const RouterOptions& options, Loop* loop,
   tick_.Start(options_.beat, [this] { Tick(); });
 }
 
-Registry::~Registry() {
+Registry::~Registry() { CloseAll(); }
+
+void Registry::CloseAll() {
   for (const auto& lease : leases_) {
-    lease->stream->Close(absl::UnavailableError("the router is going away"));
+    if (std::exchange(lease->ended, true)) continue;
+    lease->stream->Close(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                                   "this router is going away"));
   }
 }
 

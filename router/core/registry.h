@@ -109,6 +109,9 @@ class Registry {
   void AddStream(std::unique_ptr<RegistrationStream> stream,
                  rpc::PeerIdentity peer = {});
 
+  // This router goes away: workers are told so, and none of them is lost.
+  void CloseAll();
+
   // To a worker that has a lease.
   void Send(const std::string& worker_id, v1::RegisterResponse message);
 

@@ -281,11 +281,14 @@ void RouterMetrics::OnClusterEvent(const ClusterEvent& event) {
           {{"worker", event.worker}, {"why", event.why}, {"hidden", hidden}});
       break;
     case Kind::kLost:
-      LogWarning("worker lost", {{"worker", event.worker},
-                                 {"worker_role", role},
-                                 {"cause", event.cause},
-                                 {"why", event.why},
-                                 {"hidden", hidden}});
+      // A drain before it is no loss.
+      Log(event.cause == "left" ? LogLevel::kInfo : LogLevel::kWarning,
+          event.cause == "left" ? "worker left" : "worker lost",
+          {{"worker", event.worker},
+           {"worker_role", role},
+           {"cause", event.cause},
+           {"why", event.why},
+           {"hidden", hidden}});
       break;
     case Kind::kWorkerAvoided:
       LogWarning("worker avoided", {{"worker", event.worker},

@@ -182,6 +182,15 @@ TEST(CliTest, ServesGeneratesAndShowsStatus) {
   EXPECT_EQ(served.Stop(SIGINT), 130) << served.Log();
 }
 
+TEST(CliTest, AStopIsNobodysLoss) {
+  ServeProcess served(EmbeddedModel(), "");
+  ASSERT_TRUE(served.WaitUntilReady()) << served.Log();
+  EXPECT_EQ(served.Stop(SIGTERM), 143);
+  const std::string log = served.Log();
+  EXPECT_EQ(log.find("\"warning\""), std::string::npos) << log;
+  EXPECT_THAT(log, HasSubstr("router left"));
+}
+
 // Children inherit the environment, over which the command line goes.
 TEST(CliTest, WhatServeIsToldToLeaveOutIsLeftOutByItsChildren) {
   const std::vector<std::pair<const char*, const char*>> environment = {

@@ -528,6 +528,28 @@ TEST_F(RegistrationTest, NoMoreIsSaidThanRoutersRemember) {
   EXPECT_EQ(one.hashes.size(), 7u);
 }
 
+TEST_F(RegistrationTest, ARouterThatStartsLaterIsNotLost) {
+  one.host->alive = false;
+  registration->SetRouters({"one"});
+  world.RunFor(absl::Seconds(4));
+  EXPECT_GE(dials, 3);
+  EXPECT_EQ(troubles, "");
+  world.RunFor(absl::Seconds(12));
+  EXPECT_THAT(troubles, ::testing::StartsWith("one "));
+}
+
+TEST_F(RegistrationTest, ARouterThatTookItsLeaveIsNotDialledAtOnce) {
+  registration->SetRouters({"one"});
+  RunWithBeats(absl::Seconds(1));
+  one.stream->Close(
+      MakeError(absl::StatusCode::kUnavailable, "DRAINING", "going away"));
+  world.RunFor(absl::Milliseconds(350));
+  EXPECT_EQ(troubles, "one ");
+  EXPECT_EQ(dials, 1);
+  world.RunFor(absl::Milliseconds(350));
+  EXPECT_EQ(dials, 2);
+}
+
 TEST_F(RegistrationTest, ABrokenStreamIsDialledAgainAndSaysEverything) {
   registration->SetRouters({"one"});
   RunWithBeats(absl::Seconds(1));

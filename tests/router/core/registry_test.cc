@@ -344,6 +344,17 @@ TEST(RegistryTest, WhatBefallsWorkersIsToldWithItsCause) {
   EXPECT_THAT(w.told, ElementsAre("refused d2"));
 }
 
+TEST(RegistryTest, ARouterThatGoesAwayLosesNobody) {
+  World w;
+  w.around_recorder = true;
+  LeasePipe* d0 = w.Decode("d0");
+  w.core->LeaveWorkers();
+  EXPECT_FALSE(d0->open);
+  EXPECT_EQ(ErrorReason(d0->status), "DRAINING");
+  w.RunFor(absl::Seconds(10));
+  EXPECT_THAT(w.told, ::testing::IsEmpty());
+}
+
 TEST(RegistryTest, OfTwoOfOneNameTheFirstKeepsItUnlessItIsSilent) {
   using ::testing::ElementsAre;
   const auto hello = [](char incarnation) {
