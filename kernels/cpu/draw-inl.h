@@ -191,7 +191,7 @@ struct Sampler {
   }
 };
 
-// Steps 5 to 7.
+// Steps 5 to 7, of which there is one.
 Prefix TakeLikely(Sampler& sampler, const SampleParams& params) {
   const Row& row = sampler.row;
   const bool top_p = params.top_p < 1.0f;
@@ -207,11 +207,8 @@ Prefix TakeLikely(Sampler& sampler, const SampleParams& params) {
     // Mostly an eighth of the groups is enough.
     kept = sampler.Fill(sampler.row.BoundOf(std::max(1, row.groups() / 8)));
   } else {
-    kept = sampler.Fill(
-        params.min_p > 0.0f
-            ? row.LowestBefore(1.0 / kBucketsPerNat -
-                               std::log(static_cast<double>(params.min_p)))
-            : kMinusInfinity);
+    kept = sampler.Fill(row.LowestBefore(
+        1.0 / kBucketsPerNat - std::log(static_cast<double>(params.min_p))));
   }
   if (top_p) {
     const uint64_t total = params.top_k > 0 ? kept.weight : row.SumOfWeights();
@@ -261,9 +258,8 @@ struct Typical {
   }
 };
 
-Typical TakeTypical(const Sampler& sampler, uint64_t kept_weight,
-                    const Candidate& end, float typical_p) {
-  const Row& row = sampler.row;
+Typical TakeTypical(const Row& row, uint64_t kept_weight, const Candidate& end,
+                    float typical_p) {
   // Calls each(z, weight) for all that is kept.
   const auto for_each = [&](const auto& each) {
     row.ForEachFrom(end.logit, [&](int id, float y, float w) {
@@ -374,14 +370,16 @@ inline int Draw(Sampler& sampler, const SampleParams& params) {
   if (row.best == kMinusInfinity) return -1;
   if (!(params.temperature > 0.0f)) return row.First();
   Candidate end{kMinusInfinity, row.size};
-  Typical typical;
-  if (params.top_k > 0 || params.top_p < 1.0f || params.min_p > 0.0f ||
-      params.typical_p < 1.0f) {
-    const Prefix kept = TakeLikely(sampler, params);
+  Prefix kept;
+  if (params.top_k > 0 || params.top_p < 1.0f || params.min_p > 0.0f) {
+    kept = TakeLikely(sampler, params);
     end = sampler.EndOf(kept);
-    if (params.typical_p < 1.0f) {
-      typical = TakeTypical(sampler, kept.weight, end, params.typical_p);
-    }
+  } else if (params.typical_p < 1.0f) {
+    kept.weight = row.SumOfWeights();
+  }
+  Typical typical;
+  if (params.typical_p < 1.0f && kept.weight > 0) {
+    typical = TakeTypical(row, kept.weight, end, params.typical_p);
   }
   const int winner = Race(row, params, end, typical).Winner();
   return winner < 0 ? row.First() : winner;

@@ -482,7 +482,9 @@ class RowSampler {
     if (params_.top_k > 0 || params_.top_p < 1.0f || params_.min_p > 0.0f ||
         params_.typical_p < 1.0f) {
       kept = CutLikely(first);
-      if (params_.typical_p < 1.0f) typical = CutTypical(kept);
+      if (params_.typical_p < 1.0f && kept.weight > 0) {
+        typical = CutTypical(kept);
+      }
     }
     const uint64_t winner =
         ReduceBlock(g_, Race(kept.key, typical), memory_.reduce, Least64());

@@ -253,6 +253,20 @@ TEST(SamplerTest, NansAreNeverDrawnAndHideNothing) {
 
 LogitEdit Ban(int id) { return {.token_id = id, .bias = -INFINITY}; }
 
+// Nothing else has a weight beside it, nor has it one itself.
+TEST(SamplerTest, AnInfiniteLogitIsDrawn) {
+  Device device(MakeBackend("auto", 2));
+  const std::vector<float> logits = {0, 1, INFINITY, 2};
+  for (const SampleParams& params :
+       {SampleParams{.temperature = 1}, SampleParams{.temperature = 0},
+        SampleParams{.temperature = 1, .top_k = 2},
+        SampleParams{.temperature = 1, .top_p = 0.5f},
+        SampleParams{.temperature = 1, .min_p = 0.1f},
+        SampleParams{.temperature = 1, .typical_p = 0.5f}}) {
+    EXPECT_EQ(Sample(device, 4, logits, {params})[0].token_id, 2);
+  }
+}
+
 TEST(SamplerTest, BansHoldForTheirOwnRow) {
   Device device(MakeBackend());
   std::vector<float> logits = {1, 5, 4, 5, 0};
