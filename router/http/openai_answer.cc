@@ -296,7 +296,7 @@ std::string OpenAiAnswer::Finish() {
   if (stream_) {
     std::string events;
     if (include_usage_) {
-      json last = Head(/*chunk=*/true);
+      json last = Head(/*chunk=*/true, Fingerprint());
       last["choices"] = json::array();
       last["usage"] = UsageOfAll();
       AddServing(&last);
@@ -304,7 +304,7 @@ std::string OpenAiAnswer::Finish() {
     }
     return events + kDone;
   }
-  json head = Head(/*chunk=*/false);
+  json head = Head(/*chunk=*/false, Fingerprint());
   head["usage"] = UsageOfAll();
   AddServing(&head);
   if (return_token_ids_ && chat_) {
@@ -375,11 +375,10 @@ json OpenAiAnswer::Logprobs(Choice* choice, const v1::GenerateDelta& delta) {
 
 std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,
                                 bool first) {
-  json chunk = Head(/*chunk=*/true);
   const std::string& fingerprint =
       prompts_[static_cast<size_t>(prompt)].system_fingerprint;
-  chunk["system_fingerprint"] =
-      fingerprint.empty() ? json() : json(fingerprint);
+  json chunk =
+      Head(/*chunk=*/true, fingerprint.empty() ? json() : json(fingerprint));
   if (first && chat_ && return_token_ids_) {
     chunk["prompt_token_ids"] = prompts_[static_cast<size_t>(prompt)].token_ids;
   }
@@ -394,14 +393,14 @@ std::string OpenAiAnswer::Chunk(int prompt, int index, json choice,
   return Event(chunk);
 }
 
-json OpenAiAnswer::Head(bool chunk) const {
+json OpenAiAnswer::Head(bool chunk, json fingerprint) const {
   return {{"id", id_},
           {"object", !chat_  ? "text_completion"
                      : chunk ? "chat.completion.chunk"
                              : "chat.completion"},
           {"created", created_},
           {"model", model_},
-          {"system_fingerprint", Fingerprint()}};
+          {"system_fingerprint", std::move(fingerprint)}};
 }
 
 json OpenAiAnswer::Fingerprint() const {

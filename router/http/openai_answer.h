@@ -89,7 +89,7 @@ class OpenAiAnswer {
   // where asked for.
   std::string Chunk(int prompt, int index, nlohmann::json choice,
                     bool first = false);
-  nlohmann::json Head(bool chunk) const;
+  nlohmann::json Head(bool chunk, nlohmann::json fingerprint) const;
   // Of all prompts; null where none has one, or not all have the same.
   nlohmann::json Fingerprint() const;
   // What is told beside the usage.
