@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/sampling.h"

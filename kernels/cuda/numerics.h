@@ -26,6 +26,7 @@
 //   KV cache     Attention reads what was rounded to the cache's type; of a
 //                quantised one (kernels/quantise.h) each code times its
 //                vector's scale, rounded to the activation type.
+//   draws        kernels/sampling.h, the CPU backend's bits.
 //   f32 models   One chain of fused multiply-adds in ascending order, and the
 //                attention of the CPU backend, formula by formula.
 //
