@@ -48,6 +48,16 @@ TEST(CudaSample, DrawsEqualTheCpuBackendsForEveryFilter) {
   }
 }
 
+// The ids of one thread alone, which refuses those that cannot win early.
+TEST(CudaSample, IdsOfOneThreadRaceEachOther) {
+  std::vector<float> logits(64, -60.0f);
+  for (const size_t id : {0, 16, 32, 48}) {
+    logits[id] = static_cast<float>(id) / 100.0f;
+  }
+  EXPECT_TRUE(CheckSample(
+      LaunchSample, DrawsOf(logits, {.temperature = 1.0f, .seed = 3}, 64)));
+}
+
 TEST(CudaSample, ManyIdsAreDrawnByMoreThreads) {
   for (const int vocab : {4096, 4097, 9000}) {
     EXPECT_TRUE(CheckSample(LaunchSample, DrawsOf(RandomFloats(At(vocab), 42),
