@@ -44,6 +44,15 @@
 //         ascending order), dot = the exact integer sum of code * x's code
 //
 // where `scale * x's scale` and `dot` are f32 (|dot| < 2^24).
+//
+// A weight matrix in W8A8 has an f32 scale for each row, which is quantised
+// like a vector of a KV cache in int8 (code -128, which checkpoints may hold,
+// is taken as it is); and so is, by itself, each row x of activations:
+//
+//   out = row's scale * (f32(dot) * x's scale), dot = the exact integer sum of
+//         code * x's code over all inputs
+//
+// f32(dot) is the nearest to it, ties to even.
 
 #ifndef TANDEM_KERNELS_QUANTISE_H_
 #define TANDEM_KERNELS_QUANTISE_H_

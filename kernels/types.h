@@ -13,15 +13,22 @@
 
 namespace tandem::kernels {
 
-// kFp8 (e4m3), kInt8 and kInt4 are codes that mean nothing without a scale: one
-// for each vector of a KV cache, of kInt4 for each group of its elements; one
-// for each row of a weight matrix in kFp8, for each group of inputs in kInt8
-// and kInt4. kernels/quantise.h says how they are found. Two of kInt4 share a
-// byte.
-enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8, kInt4 };
+// kFp8 (e4m3), kInt8, kInt4 and kW8A8 are codes that mean nothing without a
+// scale: one for each vector of a KV cache, of kInt4 for each group of its
+// elements; one for each row of a weight matrix in kFp8 and kW8A8, for each
+// group of inputs in kInt8 and kInt4. kernels/quantise.h says how they are
+// found. Two of kInt4 share a byte. kW8A8 is of weights alone: int8 that meets
+// activations with one scale for each token, where kInt8 meets groups.
+enum class DType : uint8_t { kF32, kBF16, kF16, kFp8, kInt8, kInt4, kW8A8 };
 
 constexpr bool IsQuantised(DType type) {
-  return type == DType::kFp8 || type == DType::kInt8 || type == DType::kInt4;
+  return type == DType::kFp8 || type == DType::kInt8 || type == DType::kInt4 ||
+         type == DType::kW8A8;
+}
+// Of weights: whether products multiply codes with quantised activations, as
+// integers.
+constexpr bool HasIntegerProducts(DType type) {
+  return type == DType::kInt8 || type == DType::kInt4 || type == DType::kW8A8;
 }
 // Of an element; a code's scale is not in it. Of kInt4 where it has a byte of
 // its own: outside of matrices and KV caches.
@@ -41,14 +48,19 @@ constexpr std::string_view Name(DType type) {
     case DType::kInt8:
       return "int8";
     case DType::kInt4:
+      return "int4";
+    case DType::kW8A8:
       break;
   }
-  return "int4";
+  return "w8a8";
 }
 
 // Elements that share a scale in vectors of kInt4 and inputs that do in
 // matrices of kInt8 and kInt4.
 inline constexpr int kCodeGroup = 32;
+
+// Most inputs of a matrix of kW8A8: its sums are 32 bits wide.
+inline constexpr int kMaxW8A8Inputs = 1 << 17;
 
 // Of a KV cache: latent attention's 512 numbers and the 64 that turn.
 inline constexpr int kMaxHeadDim = 576;
@@ -92,12 +104,12 @@ struct HostTensor {
 // A matrix that was quantised before, in host memory that the caller keeps:
 // element (row, col) is (code - zero) * scale.
 struct HostCodes {
-  // kInt8: two's complement; kInt4: 0 .. 15, one to a byte; kFp8: e4m3.
+  // kInt8, kW8A8: two's complement; kInt4: 0 .. 15, one to a byte; kFp8: e4m3.
   DType dtype = DType::kInt8;
   int64_t rows = 0;
   int64_t cols = 0;
   const uint8_t* codes = nullptr;  // [rows, cols]
-  // Inputs that share a scale: cols, or (not kFp8) a multiple of kCodeGroup.
+  // Inputs that share a scale: cols, or (kInt8, kInt4) a multiple of kCodeGroup.
   int64_t group = 0;
   const float* scales = nullptr;   // [rows, ceil(cols / group)]
   const uint8_t* zeros = nullptr;  // as scales, kInt4 alone; null: 8

@@ -14,6 +14,7 @@ int64_t MatrixBytes(DType type, int64_t rows, int64_t cols, int zero_bytes) {
       (2 * elements + kernels::kCodeGroup - 1) / kernels::kCodeGroup;
   switch (type) {
     case DType::kFp8:
+    case DType::kW8A8:
       return elements + 4 * rows;  // an f32 scale each row
     case DType::kInt8:
       return elements + scales;

@@ -264,7 +264,8 @@ void Attend(const AttentionPiece& p) {
     case DType::kInt4:
       return AttendOf<ChainKeys<Int4Codes>>(p);
     case DType::kBF16:
-    case DType::kF16:  // no cache has this
+    case DType::kF16:
+    case DType::kW8A8:  // no cache has these
       return AttendOf<ChainKeys<Bf16Weights>>(p);
   }
 }

@@ -23,6 +23,7 @@ int WithElement(DType type, const Function& run) {
     case DType::kFp8:
     case DType::kInt8:
     case DType::kInt4:
+    case DType::kW8A8:
       break;  // not of activations
   }
   return kInvalidLaunch;
