@@ -4,7 +4,8 @@
 //   kernels_bench [--threads N] [--isa auto|avx2|avxvnni|avx512|avx512vnni|
 //                 avx512bf16|amx]
 //                 [--fetching auto|intel|amd]
-//                 [--weights bf16|int8|int4] [--kv bf16|int8|int4] [--quick]
+//                 [--weights bf16|int8|int4|w8a8] [--kv bf16|int8|int4]
+//                 [--quick]
 //                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
 //   kernels_bench [--threads N] --limits BYTES,BYTES,...
 //
@@ -203,8 +204,9 @@ class Bench {
     const double bytes = numbers / 2 *
                          (type == DType::kInt8   ? 34.0 / 32
                           : type == DType::kInt4 ? 18.0 / 32
+                          : type == DType::kW8A8 ? 1
                                                  : 2);
-    const bool codes = type == DType::kInt8 || type == DType::kInt4;
+    const bool codes = HasIntegerProducts(type);
     const double peak = codes ? dot_peak_ : Bf16Products();
     const double bandwidth = ReadBandwidth(static_cast<size_t>(bytes));
     std::printf("\n%s: %.0f MB of %s weights, read at %.1f GB/s\n", model.name,
@@ -411,13 +413,14 @@ int main(int argc, char** argv) {
       (flag == "--kv" ? chosen.kv : chosen.weights) =
           value == "int8"   ? DType::kInt8
           : value == "int4" ? DType::kInt4
+          : value == "w8a8" ? DType::kW8A8
                             : DType::kBF16;
     } else {
       std::fprintf(stderr,
                    "usage: kernels_bench [--threads N] "
                    "[--isa auto|avx2|avxvnni|avx512|avx512vnni|avx512bf16|amx] "
                    "[--fetching auto|intel|amd] "
-                   "[--weights bf16|int8|int4] [--bf16-inputs | "
+                   "[--weights bf16|int8|int4|w8a8] [--bf16-inputs | "
                    "--bf16-amx-inputs] [--kv "
                    "bf16|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");

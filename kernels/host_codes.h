@@ -12,6 +12,13 @@
 
 namespace tandem::kernels {
 
+// INVALID_ARGUMENT where a row of so many inputs cannot be multiplied.
+inline absl::Status CheckInputs(DType dtype, int64_t cols) {
+  if (dtype != DType::kW8A8 || cols <= kMaxW8A8Inputs) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(cols, " inputs of w8a8, expected at most ", kMaxW8A8Inputs));
+}
+
 // INVALID_ARGUMENT where Backend::PackCodes cannot keep `source`.
 inline absl::Status CheckCodes(const HostCodes& source) {
   if (source.codes == nullptr || source.scales == nullptr ||
@@ -22,14 +29,17 @@ inline absl::Status CheckCodes(const HostCodes& source) {
         absl::StrCat("matrix of ", source.rows, " rows and ", source.cols,
                      " columns cannot be packed"));
   }
-  const bool groups = source.dtype != DType::kFp8 &&
-                      source.group >= kCodeGroup &&
-                      source.group % kCodeGroup == 0;
-  if (source.group == source.cols || groups) return absl::OkStatus();
+  const bool by_row =
+      source.dtype == DType::kFp8 || source.dtype == DType::kW8A8;
+  const bool groups =
+      !by_row && source.group >= kCodeGroup && source.group % kCodeGroup == 0;
+  if (source.group == source.cols || groups) {
+    return CheckInputs(source.dtype, source.cols);
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "a scale for every ", source.group, " inputs of ",
       std::string(Name(source.dtype)), ", expected one for each row",
-      source.dtype == DType::kFp8 ? "" : " or for a multiple of 32"));
+      by_row ? "" : " or for a multiple of 32"));
 }
 
 }  // namespace tandem::kernels

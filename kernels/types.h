@@ -109,7 +109,8 @@ struct HostCodes {
   int64_t rows = 0;
   int64_t cols = 0;
   const uint8_t* codes = nullptr;  // [rows, cols]
-  // Inputs that share a scale: cols, or (kInt8, kInt4) a multiple of kCodeGroup.
+  // Inputs that share a scale: cols, or (kInt8, kInt4) a multiple of
+  // kCodeGroup.
   int64_t group = 0;
   const float* scales = nullptr;   // [rows, ceil(cols / group)]
   const uint8_t* zeros = nullptr;  // as scales, kInt4 alone; null: 8

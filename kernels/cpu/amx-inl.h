@@ -72,6 +72,9 @@ inline void RoundPairs(const float* from, int inputs, float* to) {
 // sum += rows * pairs, as kernels/cpu/matmul_tiles.cc says.
 #define TANDEM_DOT_TILE(sum, rows, pairs) \
   asm volatile("tdpbf16ps %%tmm" pairs ", %%tmm" rows ", %%tmm" sum ::)
+// The same of signed bytes, four to a word: sums are integers.
+#define TANDEM_DOT_CODES(sum, rows, quads) \
+  asm volatile("tdpbssd %%tmm" quads ", %%tmm" rows ", %%tmm" sum ::)
 
 #endif  // HWY_TARGET == HWY_AVX3
 }  // namespace tandem::kernels::cpu::HWY_NAMESPACE

@@ -86,6 +86,21 @@ void QuantiseRow(const HostTensor& source, DType dtype, int64_t row,
   }
 }
 
+// W8A8: the whole row like a vector of a KV cache.
+void QuantiseWholeRow(const HostTensor& source, int64_t row,
+                      std::vector<float>& values, CodeRow& out) {
+  uint32_t key = 0;
+  for (int64_t col = 0; col < source.cols; ++col) {
+    const float value =
+        LoadElement(source.data, source.dtype, row * source.cols + col);
+    values[static_cast<size_t>(col)] = value;
+    key = std::max(key, MagnitudeKey(value));
+  }
+  const VectorQuantiser quantiser(DType::kInt8, key);
+  out.row = quantiser.scale;
+  std::transform(values.begin(), values.end(), out.codes.begin(), quantiser);
+}
+
 void TakeRow(const HostCodes& source, int64_t row, CodeRow& out) {
   std::memcpy(out.codes.data(), source.codes + row * source.cols,
               static_cast<size_t>(source.cols));
@@ -112,11 +127,11 @@ Place PlaceOf(CodeKind kind, int lane, int input) {
   const int group = input / kCodeGroup;
   const int quad = input % kCodeGroup / 4;
   const int64_t byte = int64_t{lane % kUnit} * 4 + input % 4;
-  if (IsInt8(kind)) {
-    return {64 + (int64_t{group} * 8 + quad) * 64 + byte, false};
+  const int64_t begin = CodesBegin(kind) + byte;
+  if (IsEightBit(kind)) {
+    return {begin + (int64_t{group} * 8 + quad) * 64, false};
   }
-  const int64_t begin = kind == CodeKind::kInt4Zeros ? 128 : 64;
-  return {begin + (int64_t{group} * 4 + quad % 4) * 64 + byte, quad >= 4};
+  return {begin + (int64_t{group} * 4 + quad % 4) * 64, quad >= 4};
 }
 
 // Of output `lane`, for the inputs from 64 * block on.
@@ -129,22 +144,23 @@ void PutRow(const CodeRow& row, CodeKind kind, int lane, std::byte* panel) {
   const auto code = [&](int col) {
     return row.codes[static_cast<size_t>(col)];
   };
-  const uint8_t raised = kind == CodeKind::kInt8Raised ? 128 : 0;
+  const uint8_t raised = IsRaised(kind) ? 128 : 0;
   for (int begin = 0; begin < cols; begin += kCodeGroup) {
     std::byte* const unit = BlockOf(panel, kind, lane, begin / kCodeInputs);
     // Four neighbours lie together, beside those 16 on in the high halves.
-    const int end = begin + (IsInt8(kind) ? kCodeGroup : kCodeGroup / 2);
+    const int end = begin + (IsEightBit(kind) ? kCodeGroup : kCodeGroup / 2);
     for (int quad = begin; quad < end; quad += 4) {
       std::byte* const to =
           unit + PlaceOf(kind, lane, quad % kCodeInputs).offset;
       for (int i = 0; i < 4; ++i) {
         const int low = code(quad + i);
         to[i] = static_cast<std::byte>(
-            IsInt8(kind) ? low ^ raised
-                         : low | code(quad + i + kCodeGroup / 2) << 4);
+            IsEightBit(kind) ? low ^ raised
+                             : low | code(quad + i + kCodeGroup / 2) << 4);
       }
     }
   }
+  if (IsW8A8(kind)) return;
   for (size_t group = 0; group < row.scales.size(); ++group) {
     std::byte* const unit =
         BlockOf(panel, kind, lane, static_cast<int64_t>(group) / 2);
@@ -176,11 +192,15 @@ void PackRows(int64_t rows, int64_t cols, CodeKind kind, int panel,
 
 void PackCodePanel(const HostTensor& source, CodeKind kind, int panel,
                    std::byte* target, float* rows) {
-  const DType dtype = IsInt8(kind) ? DType::kInt8 : DType::kInt4;
+  const DType dtype = IsEightBit(kind) ? DType::kInt8 : DType::kInt4;
   std::vector<float> values(static_cast<size_t>(source.cols));
   PackRows(source.rows, source.cols, kind, panel, target, rows,
            [&](int64_t index, CodeRow& row) {
-             QuantiseRow(source, dtype, index, values, row);
+             if (IsW8A8(kind)) {
+               QuantiseWholeRow(source, index, values, row);
+             } else {
+               QuantiseRow(source, dtype, index, values, row);
+             }
            });
 }
 
@@ -200,17 +220,18 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
     const auto byte = std::to_integer<uint8_t>(unit[place.offset]);
     const int index = input / kCodeGroup * kUnit + lane % kUnit;
     int code = byte < 128 ? byte : byte - 256;
-    if (kind == CodeKind::kInt8Raised) {
+    if (IsRaised(kind)) {
       code = byte - 128;
-    } else if (!IsInt8(kind)) {
+    } else if (!IsEightBit(kind)) {
       const int nibble = place.high ? byte >> 4 : byte & 0xf;
       code = kind == CodeKind::kE2m1 ? kTwiceE2m1[nibble]
              : kind == CodeKind::kInt4
                  ? nibble - 8
                  : nibble - reinterpret_cast<const int16_t*>(unit + 64)[index];
     }
-    out[col] = static_cast<float>(code) *
-               FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
+    out[col] = static_cast<float>(code);
+    if (IsW8A8(kind)) continue;
+    out[col] *= FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
   }
 }
 

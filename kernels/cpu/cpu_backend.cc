@@ -118,12 +118,12 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(const HostTensor& source,
                                                      DType dtype) override {
-    return cpu::PackMatrix(pool_, *allocator_, Int8Kind(), source, dtype);
+    return cpu::PackMatrix(pool_, *allocator_, raised(), source, dtype);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(
       const HostCodes& source) override {
-    return cpu::PackCodes(pool_, *allocator_, Int8Kind(), source);
+    return cpu::PackCodes(pool_, *allocator_, raised(), source);
   }
 
   absl::StatusOr<std::unique_ptr<Matrix>> PackGatedMatrix(
@@ -539,10 +539,8 @@ class CpuBackend final : public Backend {
     static_cast<CpuQueue&>(queue).Put(std::move(closure));
   }
 
-  cpu::CodeKind Int8Kind() const {
-    return table_.dot == cpu::Dot::kVnni ? cpu::CodeKind::kInt8Raised
-                                         : cpu::CodeKind::kInt8;
-  }
+  // Whether codes lie as vpdpbusd takes them.
+  bool raised() const { return table_.dot == cpu::Dot::kVnni; }
 
   static absl::Status OddRows(int64_t rows) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loop of products with int8 and int4 weights (code_matrix.h): R
-// rows against U units of 16 outputs. Dot products of a group are exact
+// The inner loop of products with int8, int4 and W8A8 weights (code_matrix.h):
+// R rows against U units of 16 outputs. Dot products of a group are exact
 // integers however they are taken; f32 chains run over groups in ascending
-// order (kernels/quantise.h), so all of this gives the same bits.
+// order (kernels/quantise.h), so all of this gives the same bits. For W8A8 a
+// chain is the integer sum itself until the last input.
 
 #if defined(TANDEM_KERNELS_CPU_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TANDEM_KERNELS_CPU_DOT_INL_H_
@@ -11,7 +12,6 @@
 #define TANDEM_KERNELS_CPU_DOT_INL_H_
 #endif
 
-#include "kernels/cpu/amx-inl.h"
 #include "kernels/cpu/code_matrix.h"
 #include "kernels/cpu/tile-inl.h"
 #include "kernels/quantise.h"
@@ -99,11 +99,14 @@ struct Vnni {
 };
 
 // How a unit's block is read. kReady is int8 with the bias added, as
-// CodeKind::kInt8Raised is and what scratch has.
-enum class Read { kInt8, kInt4, kInt4Zeros, kE2m1, kReady };
+// CodeKind::kInt8Raised is and what scratch has; kW8A8Ready likewise.
+enum class Read { kInt8, kW8A8, kInt4, kInt4Zeros, kE2m1, kReady, kW8A8Ready };
+template <Read read>
+inline constexpr bool kIsW8A8 = read == Read::kW8A8 || read == Read::kW8A8Ready;
 template <Read read>
 inline constexpr CodeKind kKindOf =
-    read == Read::kInt4        ? CodeKind::kInt4
+    kIsW8A8<read>              ? CodeKind::kW8A8
+    : read == Read::kInt4      ? CodeKind::kInt4
     : read == Read::kInt4Zeros ? CodeKind::kInt4Zeros
     : read == Read::kE2m1      ? CodeKind::kE2m1
                                : CodeKind::kInt8;
@@ -138,6 +141,9 @@ struct CodeTile {
   int64_t end;
   int64_t jump;
   bool far;  // Fetching's
+
+  // Of a row's pieces; every matrix of codes has scales.
+  bool last() const { return finish.scales != nullptr; }
 };
 
 // Passes over a panel share what is to be fetched beside them.
@@ -223,7 +229,7 @@ HWY_INLINE void StartGroup(VecI (&sums)[R][U * kParts],
 }
 
 template <Read read>
-inline constexpr bool kReadsBytes = read == Read::kInt8 || read == Read::kReady;
+inline constexpr bool kReadsBytes = IsEightBit(kKindOf<read>);
 
 // The numbers of nibbles 0 .. 15, a byte each, raised by `kRaised`.
 template <int kRaised>
@@ -247,7 +253,8 @@ HWY_INLINE VecI TwiceE2m1(VecI nibbles) {
 template <typename D, Read read>
 HWY_INLINE VecI CodesOf(VecI line, int half) {
   if constexpr (kReadsBytes<read>) {
-    return read == Read::kReady ? line : D::Bias(line);
+    constexpr bool kReady = read == Read::kReady || read == Read::kW8A8Ready;
+    return kReady ? line : D::Bias(line);
   } else {
     const VecI low = hn::Set(I32(), 0x0f0f0f0f);
     const VecI nibbles =
@@ -353,17 +360,61 @@ HWY_INLINE void DotGroup(VecI (&sums)[R][U * kParts],
 }
 
 template <Read read>
-inline constexpr int64_t kGroupBytes = (kKindOf<read> == CodeKind::kInt8 ? 8
-                                                                         : 4) *
-                                       64;
+inline constexpr int64_t kGroupBytes = (kReadsBytes<read> ? 8 : 4) * 64;
 template <Read read>
-inline constexpr int64_t kCodesBegin = CodeUnitBytes(kKindOf<read>) -
-                                       2 * kGroupBytes<read>;
+inline constexpr int64_t kCodesBegin = CodesBegin(kKindOf<read>);
+
+// Integer sums go on by a block, in the chains' registers.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void SumBlock(Chains<R, U>& chains,
+                         const std::byte* const (&unit)[U], GroupRows& rows) {
+  VecI sums[R][U * kParts];
+  const auto for_sums = [&](const auto& body) HWY_ATTR {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) body(chains.v[r][i], sums[r][i]);
+    }
+  };
+  for_sums([](Vec& chain, VecI& sum)
+               HWY_ATTR { sum = hn::BitCast(I32(), chain); });
+#pragma GCC unroll 2
+  for (int group = 0; group < 2; ++group, rows.Next()) {
+    DotGroup<D, read, R, U>(
+        sums, unit, kCodesBegin<read> + group * kGroupBytes<read>, rows);
+  }
+  for_sums([](Vec& chain, VecI& sum)
+               HWY_ATTR { chain = hn::BitCast(F32(), sum); });
+}
+
+// What is left to do for a piece of a W8A8 row: what raised codes added is
+// taken off, and with the row's last piece sums become numbers.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void EndPiece(Chains<R, U>& chains, const RowPiece* a, bool last) {
+  if constexpr (kIsW8A8<read>) {
+    const GroupRows rows(a);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int i = 0; i < U * kParts; ++i) {
+        VecI sum = hn::BitCast(I32(), chains.v[r][i]);
+        if constexpr (kOffset<D, read> != 0) {
+          sum = hn::Add(sum, hn::Set(I32(), rows.Minus(r)));
+        }
+        chains.v[r][i] = last ? hn::Mul(hn::ConvertTo(F32(), sum),
+                                        hn::Set(F32(), rows.Scale(r)))
+                              : hn::BitCast(F32(), sum);
+      }
+    }
+  }
+}
 
 // Chains go on by a block: both groups of each unit.
 template <typename D, Read read, int R, int U>
 HWY_INLINE void DotBlock(Chains<R, U>& chains,
                          const std::byte* const (&unit)[U], GroupRows& rows) {
+  if constexpr (kIsW8A8<read>)
+    return SumBlock<D, read, R, U>(chains, unit, rows);
 #pragma GCC unroll 2
   for (int group = 0; group < 2; ++group, rows.Next()) {
     const int64_t begin = kCodesBegin<read> + group * kGroupBytes<read>;
@@ -422,6 +473,7 @@ void DotTile(const CodeTile& t) {
     FetchNext(t, block);
     DotBlock<D, read, R, U>(chains, unit, rows);
   }
+  EndPiece<D, read, R, U>(chains, t.a, t.last());
   t.finish.Apply(chains);
   chains.Store(t.c, t.c_stride);
 }
@@ -479,105 +531,10 @@ void StreamTile(const CodeTile& t) {
     rows = after;
   }
   for_chains([](const Vec& chain, Vec& output) { output = chain; });
+  EndPiece<D, read, R, 2 * kPanels>(outputs, t.a, t.last());
   t.finish.Apply(outputs);
   outputs.Store(t.c, t.c_stride);
 }
-
-#if HWY_TARGET == HWY_AVX3
-
-// ---- AMX: R rows, at most 16, against one unit, int8 codes as they lie in the
-// packed matrix (Read::kInt8) or in scratch.
-
-// 0, 3: rows [16][32 bytes]; 1, 4: codes [8 quads][64]; 2, 5: sums
-inline constexpr TileShapes kGroupShapes = {
-    .row_bytes = {32, 64, 64, 32, 64, 64}, .rows = {16, 8, 16, 16, 8, 16}};
-
-// Dot products of one group: out [16 rows][16].
-#define TANDEM_TILE_GROUP(rows, codes, sums)                       \
-  asm volatile("tilezero %%tmm" sums                               \
-               "\n\t"                                              \
-               "tileloadd (%0,%1,1), %%tmm" rows                   \
-               "\n\t"                                              \
-               "tileloadd (%2,%3,1), %%tmm" codes                  \
-               "\n\t"                                              \
-               "tdpbssd %%tmm" codes ", %%tmm" rows ", %%tmm" sums \
-               "\n\t"                                              \
-               "tilestored %%tmm" sums ", (%4,%3,1)"               \
-               :                                                   \
-               : "r"(a), "r"(int64_t{sizeof(RowPiece)}), "r"(w),   \
-                 "r"(int64_t{64}), "r"(out)                        \
-               : "memory")
-
-template <int group>
-HWY_INLINE void TileGroup(const int8_t* a, const std::byte* w, int32_t* out) {
-  if constexpr (group == 0) {
-    TANDEM_TILE_GROUP("0", "1", "2");
-  } else {
-    TANDEM_TILE_GROUP("3", "4", "5");
-  }
-}
-#undef TANDEM_TILE_GROUP
-
-// Chains of R rows go on by one group with `sums` [16][16].
-template <int R>
-HWY_INLINE void TileChains(const int32_t* sums, const std::byte* unit,
-                           int group, const GroupRows& rows,
-                           Chains<R, 1>& chains) {
-  const F32 d;
-  const Vec scale = hn::PromoteTo(
-      d, hn::LoadU(hn::Rebind<hwy::float16_t, F32>(),
-                   reinterpret_cast<const hwy::float16_t*>(unit) + group * 16));
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const VecI sum = hn::Load(I32(), sums + r * kUnit);
-    chains.v[r][0] =
-        hn::MulAdd(hn::ConvertTo(d, sum),
-                   hn::Mul(scale, hn::Set(d, rows.Scale(r))), chains.v[r][0]);
-  }
-}
-
-// As DotTile<.., kReady, R, 1>. Reads codes of 16 rows, whatever R is. Tiles
-// are one group ahead of the vectors, which work at the same time: so no load
-// of sums may come after a store with the same lowest 12 bits, with which it
-// would be taken to depend on it (three times slower). Two sums, side by side,
-// and chains that stay in registers keep to that.
-template <int R>
-void AmxTile(const CodeTile& t) {
-  alignas(2048) int32_t sums[2][kTileRows * kUnit];
-  Chains<R, 1> chains;
-  if (t.first) {
-    chains.Clear();
-  } else {
-    chains.Load(t.c, t.c_stride);
-  }
-  constexpr int64_t kBegin = kCodesBegin<Read::kReady>;
-  constexpr int64_t kBytes = kGroupBytes<Read::kReady>;
-  const std::byte* unit = t.w[0];
-  const int8_t* codes = t.a->codes;
-  GroupRows rows(t.a);
-  TileGroup<0>(codes, unit + kBegin, sums[0]);
-  for (int block = 0; block < t.blocks; ++block) {
-    FetchNext(t, block);
-    // Tiles wait for each line from the second-level cache; two blocks ahead.
-#pragma GCC unroll 17
-    for (int64_t line = 0; line < CodeUnitBytes(CodeKind::kInt8); line += 64) {
-      PrefetchLine(unit + 2 * t.w_stride + line);
-    }
-    TileGroup<1>(codes + kCodeGroup, unit + kBegin + kBytes, sums[1]);
-    TileChains<R>(sums[0], unit, 0, rows, chains);
-    rows.Next();
-    const std::byte* const next = unit + t.w_stride;
-    codes += 2 * kCodeGroup;
-    if (block + 1 < t.blocks) TileGroup<0>(codes, next + kBegin, sums[0]);
-    TileChains<R>(sums[1], unit, 1, rows, chains);
-    rows.Next();
-    unit = next;
-  }
-  t.finish.Apply(chains);
-  chains.Store(t.c, t.c_stride);
-}
-
-#endif  // HWY_TARGET == HWY_AVX3
 
 #endif  // TANDEM_SIMD_TARGET
 }  // namespace tandem::kernels::cpu::HWY_NAMESPACE

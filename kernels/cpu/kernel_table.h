@@ -64,7 +64,7 @@ struct MatMulPiece {
   int row_end;
   Fetching fetching;
   std::byte* scratch;  // kMatMulScratchBytes, 64-byte aligned
-  // Of int8 and int4 alone (code_matrix.h), instead of x.
+  // Of integer products alone (code_matrix.h), instead of x.
   CodeKind kind;
   const RowPiece* codes;  // [RowPieces(k)][rows]
   int rows;               // of `codes`
@@ -181,6 +181,9 @@ struct KernelTable {
   void (*matmul_codes)(const MatMulPiece& piece);
   // codes[i * stride], i < RowPieces(k) = one row, quantised.
   void (*quantise_row)(const float* x, int k, RowPiece* codes, int64_t stride);
+  // The same for W8A8.
+  void (*quantise_whole_row)(const float* x, int k, RowPiece* codes,
+                             int64_t stride);
   void (*attention)(const AttentionPiece& piece);
   void (*merge_segments)(const MergePiece& piece);
   void (*sample)(const SamplePiece& piece);

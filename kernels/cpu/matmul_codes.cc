@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with int8 and int4 weights, on one thread, with equal bits on every
-// path (dot-inl.h):
+// Products with int8, int4 and W8A8 weights, on one thread, with equal bits on
+// every path (dot-inl.h):
 //
 //   a row or two  panels side by side, each a stream of its own: four, of two
 //                 rows with AVX2 two; with AVX-512 on AMD's one row, of int4
@@ -15,6 +15,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul_codes.cc"
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
+#include "kernels/cpu/amx_codes-inl.h"
 #include "kernels/cpu/dot-inl.h"
 #include "kernels/cpu/quantise-inl.h"
 // clang-format on
@@ -31,11 +32,11 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-// Sums and chains of a tile are 28 registers with AVX-512; with AVX2 sums are
-// 8, or 12 where nothing but lines and inputs is beside them, and chains stay
-// in memory.
+// Sums and chains of a tile, which are one of W8A8, are 28 registers with
+// AVX-512; with AVX2 sums are 8, or 12 where nothing but lines and inputs is
+// beside them, and chains stay in memory.
 template <typename D, Read read>
-inline constexpr int kDotRows = kParts == 1                          ? 7
+inline constexpr int kDotRows = kParts == 1 ? kIsW8A8<read> ? 14 : 7
                                 : D::kBias != 0 && kReadsBytes<read> ? 6
                                                                      : 4;
 inline constexpr int kDotUnits = kParts == 1 ? 2 : 1;
@@ -297,6 +298,54 @@ void AmxRows(const MatMulPiece& p) {
   ReleaseTiles();
 }
 
+// How rows are divided: as equal pairs of tiles, or one tile has them all.
+struct TilePairs {
+  int rows;
+  int passes;
+  int of_tile;  // rows
+
+  explicit TilePairs(int all)
+      : rows(all), passes((all + 2 * kTileRows - 1) / (2 * kTileRows)) {
+    const int most = (all + passes - 1) / passes;
+    of_tile = paired() ? (most + 1) / 2 : all;
+  }
+  bool paired() const { return rows > kTileRows; }
+};
+
+void AmxWholePanel(const MatMulPiece& p, const Range& range, int panel,
+                   const std::byte* w, const CodeTile& fetching,
+                   const TilePairs& pairs) {
+  WholeTile t{fetching, 0, 0};
+  t.w_stride = 2 * CodeUnitBytes(CodeKind::kW8A8);
+  t.blocks = range.blocks;
+  t.first = range.piece == 0;
+  t.w[0] = w;
+  const auto cut = [&](int pass) {
+    return static_cast<int>(int64_t{pairs.rows} * pass / pairs.passes);
+  };
+  for (int pass = 0; pass < pairs.passes; ++pass) {
+    const int row = cut(pass);
+    t.rows = cut(pass + 1) - row;
+    t.second = t.rows - pairs.of_tile;
+    t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
+    SharePass(t, pass, pairs.passes);
+    RunTile(p, pairs.paired() ? AmxWholeTile<2> : AmxWholeTile<1>, t, t.rows,
+            p.row_begin + row, panel * kPanel, 2,
+            range.piece + 1 == RowPieces(p.k));
+  }
+}
+
+void AmxWholeRows(const MatMulPiece& p) {
+  constexpr CodeKind kKind = CodeKind::kW8A8;
+  const TilePairs pairs(p.row_end - p.row_begin);
+  ConfigureTiles(WholeShapes(pairs.of_tile));
+  ForPanels(p, kKind, [&](const Range& range, int panel, const std::byte* w) {
+    AmxWholePanel(p, range, panel, w, FetchingTile<kKind>(p, range, panel),
+                  pairs);
+  });
+  ReleaseTiles();
+}
+
 #endif  // HWY_TARGET == HWY_AVX3
 
 template <typename D>
@@ -304,9 +353,14 @@ void MatMulCodes(const MatMulPiece& p) {
   switch (p.kind) {
     case CodeKind::kInt8:
       return CodeRows<D, Read::kInt8>(p);
+    case CodeKind::kW8A8:
+      return CodeRows<D, Read::kW8A8>(p);
     case CodeKind::kInt8Raised:
       if constexpr (D::kBias != 0) return CodeRows<D, Read::kReady>(p);
       std::abort();  // packed for another table
+    case CodeKind::kW8A8Raised:
+      if constexpr (D::kBias != 0) return CodeRows<D, Read::kW8A8Ready>(p);
+      std::abort();
     case CodeKind::kInt4:
       return CodeRows<D, Read::kInt4>(p);
     case CodeKind::kInt4Zeros:
@@ -323,7 +377,10 @@ void MatMulAmx(const MatMulPiece& p) {
   switch (p.kind) {
     case CodeKind::kInt8:
       return AmxRows<Read::kInt8>(p);
+    case CodeKind::kW8A8:
+      return AmxWholeRows(p);
     case CodeKind::kInt8Raised:
+    case CodeKind::kW8A8Raised:
       std::abort();  // packed for another table
     case CodeKind::kInt4:
       return AmxRows<Read::kInt4>(p);
@@ -346,6 +403,8 @@ namespace tandem::kernels::cpu {
 void AddMatMulCodes(KernelTable& table) {
   const bool wide = table.isa == Isa::kAvx512;
   table.quantise_row = wide ? N_AVX3::QuantiseRow : N_AVX2::QuantiseRow;
+  table.quantise_whole_row =
+      wide ? N_AVX3::QuantiseWholeRow : N_AVX2::QuantiseWholeRow;
   switch (table.dot) {
     case Dot::kMultiplyAdd:
       table.matmul_codes = wide ? N_AVX3::MatMulCodes<N_AVX3::MultiplyAdd>

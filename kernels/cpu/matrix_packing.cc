@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> Pack(
   }
   const int panels = PackedMatrix::Panels(static_cast<int>(rows));
   const int64_t panel_bytes =
-      dtype == DType::kInt8 || dtype == DType::kInt4
+      HasIntegerProducts(dtype)
           ? CodePanelBytes(static_cast<int>(cols), kind)
           : PackedMatrix::PanelBytes(static_cast<int>(cols), dtype);
   absl::StatusOr<DeviceMemory> memory =
@@ -58,18 +58,21 @@ absl::StatusOr<std::unique_ptr<Matrix>> Pack(
 
 absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
                                                    DeviceAllocator& allocator,
-                                                   CodeKind int8,
+                                                   bool raised,
                                                    const HostTensor& source,
                                                    DType dtype) {
   if (source.data == nullptr) return BadMatrix(source.rows, source.cols);
   if (dtype == DType::kF16) {
     return absl::InvalidArgumentError(
-        absl::StrCat("matrices are kept as f32, bf16, fp8, int8 or int4 on a "
-                     "CPU, not ",
+        absl::StrCat("matrices are kept as f32, bf16, fp8, int8, int4 or w8a8 "
+                     "on a CPU, not ",
                      std::string(Name(dtype))));
   }
-  const bool codes = dtype == DType::kInt8 || dtype == DType::kInt4;
-  const CodeKind kind = dtype == DType::kInt4 ? CodeKind::kInt4 : int8;
+  if (absl::Status status = CheckInputs(dtype, source.cols); !status.ok()) {
+    return status;
+  }
+  const bool codes = HasIntegerProducts(dtype);
+  const CodeKind kind = KindOf(dtype, raised);
   return Pack(pool, allocator, source.rows, source.cols, dtype, kind,
               [&](int panel, std::byte* target, float* scales) {
                 if (codes) {
@@ -82,13 +85,13 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
 
 absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                                                   DeviceAllocator& allocator,
-                                                  CodeKind int8,
+                                                  bool raised,
                                                   const HostCodes& source) {
   if (absl::Status status = CheckCodes(source); !status.ok()) return status;
-  const CodeKind kind = source.dtype != DType::kInt4 ? int8
-                        : source.e2m1                ? CodeKind::kE2m1
-                        : source.zeros == nullptr    ? CodeKind::kInt4
-                                                     : CodeKind::kInt4Zeros;
+  const CodeKind kind = source.e2m1 ? CodeKind::kE2m1
+                        : source.zeros != nullptr
+                            ? CodeKind::kInt4Zeros
+                            : KindOf(source.dtype, raised);
   return Pack(pool, allocator, source.rows, source.cols, source.dtype, kind,
               [&](int panel, std::byte* target, float* scales) {
                 if (source.dtype == DType::kFp8) {

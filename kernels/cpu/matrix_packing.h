@@ -15,15 +15,15 @@
 
 namespace tandem::kernels::cpu {
 
-// Backend's; `int8` is the kind that int8 codes are kept in.
+// Backend's; `raised`: whether codes of eight bits are kept so (CodeKind).
 absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
                                                    DeviceAllocator& allocator,
-                                                   CodeKind int8,
+                                                   bool raised,
                                                    const HostTensor& source,
                                                    DType dtype);
 absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                                                   DeviceAllocator& allocator,
-                                                  CodeKind int8,
+                                                  bool raised,
                                                   const HostCodes& source);
 
 }  // namespace tandem::kernels::cpu

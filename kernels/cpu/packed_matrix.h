@@ -6,7 +6,7 @@
 //   bf16  [panels][(cols + 1) / 2][2 halves][16 outputs][2 inputs]
 //   fp8   as bf16, which holds every code exactly: no smaller than bf16, the
 //         same numbers as on a GPU; and a scale for each output
-//   int8, int4: code_matrix.h
+//   int8, int4, W8A8: code_matrix.h
 //
 // A 32-bit lane of bf16 holds two inputs of one output: the even one widens
 // by a shift, the odd one by a mask. Every product, however many rows it has,
@@ -31,7 +31,7 @@ inline constexpr int kPanel = 32;
 
 class PackedMatrix final : public Matrix {
  public:
-  // `scales` [rows], of quantised ones alone. `kind` is of int8 and int4.
+  // `scales` [rows], of quantised ones alone. `kind` is of integer products.
   PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory,
                std::vector<float> scales, CodeKind kind = CodeKind::kInt8)
       : Matrix(rows, cols, dtype),
@@ -51,9 +51,7 @@ class PackedMatrix final : public Matrix {
                        : PanelBytes(cols(), dtype());
   }
   // Whether the layout is code_matrix.h's.
-  bool has_codes() const {
-    return dtype() == DType::kInt8 || dtype() == DType::kInt4;
-  }
+  bool has_codes() const { return HasIntegerProducts(dtype()); }
   CodeKind kind() const { return kind_; }
   const std::byte* data() const { return memory_.data(); }
   // What finished outputs are multiplied by, or null.

@@ -81,13 +81,15 @@ void SplitCodeProduct(const KernelTable& table, ThreadPool::Team& team,
           kRowPiecesRead) /
              pieces);
   auto* const codes = reinterpret_cast<RowPiece*>(team.team_scratch());
+  const auto quantise_row =
+      IsW8A8(piece.kind) ? table.quantise_whole_row : table.quantise_row;
   piece.codes = codes;
   for (int begin = 0; begin < num_rows; begin += most) {
     piece.rows = std::min(most, num_rows - begin);
     const float* const from = x + int64_t{begin} * piece.k;
     const auto quantise = [&](int row, int) {
-      table.quantise_row(from + int64_t{row} * piece.k, piece.k, codes + row,
-                         piece.rows);
+      quantise_row(from + int64_t{row} * piece.k, piece.k, codes + row,
+                   piece.rows);
     };
     if (int64_t{piece.rows} * piece.k < kForkElements) {
       for (int row = 0; row < piece.rows; ++row) quantise(row, 0);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of activations in int8, as products with int8 and int4 weights take them
-// (kernels/quantise.h): four groups at a time, since what crosses the lanes of
-// one vector takes longer than all else.
+// Rows of activations in int8, as products with codes take them
+// (kernels/quantise.h): for int8 and int4 weights four groups at a time, since
+// what crosses the lanes of one vector takes longer than all else; for W8A8 a
+// whole row.
 
 #if defined(TANDEM_KERNELS_CPU_QUANTISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TANDEM_KERNELS_CPU_QUANTISE_INL_H_
@@ -20,6 +21,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
+
+using VecI = hn::Vec<I32>;
 
 inline constexpr int kGroupsTogether = 4;
 static_assert(2 * RowPiece::kBlocks % kGroupsTogether == 0);
@@ -133,6 +136,66 @@ inline void QuantiseRow(const float* x, int k, RowPiece* out, int64_t stride) {
                      to.codes + (at - begin), to.scales + group,
                      to.minus + group);
     }
+  }
+}
+
+HWY_INLINE VecI MagnitudesAt(const float* x) {
+  return hn::And(hn::BitCast(I32(), hn::LoadU(F32(), x)),
+                 hn::Set(I32(), 0x7fffffff));
+}
+
+// The greatest magnitude of x [k], as bits.
+inline uint32_t GreatestMagnitude(const float* x, int k) {
+  VecI most = hn::Zero(I32());
+  int at = 0;
+  for (; at + kLanes <= k; at += kLanes) {
+    most = hn::Max(most, MagnitudesAt(x + at));
+  }
+  uint32_t greatest =
+      static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
+  for (; at < k; ++at) greatest = std::max(greatest, MagnitudeBits(x[at]));
+  return greatest;
+}
+
+// to [64] = x [64] times `factor` to the nearest; the sum of those.
+HWY_INLINE VecI QuantiseBlock(const float* x, Vec factor, int8_t* to) {
+  VecI sum = hn::Zero(I32());
+#pragma GCC unroll 8
+  for (int i = 0; i < kCodeInputs; i += kLanes) {
+    const VecI code = NearestSmall(hn::Mul(hn::LoadU(F32(), x + i), factor));
+    sum = hn::Add(sum, code);
+    const hn::Rebind<int8_t, I32> d8;
+    hn::StoreU(hn::DemoteTo(d8, code), d8, to + i);
+  }
+  return sum;
+}
+
+// The same by one scale for all of the row, for W8A8.
+inline void QuantiseWholeRow(const float* x, int k, RowPiece* out,
+                             int64_t stride) {
+  const VectorQuantiser quantiser(DType::kInt8, GreatestMagnitude(x, k) << 1);
+  const Vec factor = hn::Set(F32(), quantiser.inverse);
+  for (int piece = 0; piece < RowPieces(k); ++piece) {
+    RowPiece& to = out[piece * stride];
+    const int begin = PieceBegin(k, piece) * kCodeInputs;
+    const int end = PieceBegin(k, piece + 1) * kCodeInputs;
+    to.scales[0] = quantiser.scale;
+    to.minus[0] = 0;
+    if (quantiser.inverse == 0) {
+      std::memset(to.codes, 0, static_cast<size_t>(end - begin));
+      continue;
+    }
+    VecI sum = hn::Zero(I32());
+    for (int at = begin; at < end; at += kCodeInputs) {
+      alignas(64) float copy[kCodeInputs];
+      const float* from = x + at;
+      if (at + kCodeInputs > k) {
+        std::fill(std::copy(from, x + k, copy), copy + kCodeInputs, 0.0f);
+        from = copy;
+      }
+      sum = hn::Add(sum, QuantiseBlock(from, factor, to.codes + (at - begin)));
+    }
+    to.minus[0] = -128 * hn::GetLane(hn::SumOfLanes(I32(), sum));
   }
 }
 

@@ -4,19 +4,11 @@
 // batch, thread count or instruction set computes them.
 
 #include "kernels/cpu/float_env.h"
+#include "tests/kernels/code_products.h"
 #include "tests/kernels/fixture.h"
 
 namespace tandem::kernels {
 namespace {
-
-// Around every edge: panels of 32, groups of 32, blocks of 64 and pieces of
-// 768 inputs.
-const MatrixShape kCodeShapes[] = {{1, 1},     {7, 3},     {31, 33},
-                                   {32, 64},   {33, 96},   {130, 576},
-                                   {126, 800}, {140, 1600}};
-const int kCodeBatches[] = {1,  2,  3,  4,  5,  6,  7,  8, 13,
-                            16, 17, 23, 24, 31, 32, 40, 66};
-constexpr int kMostCodeRows = 66;
 
 // The nearest f16 of a float below 2, ties to even.
 float NearestF16(float value) {
@@ -28,11 +20,6 @@ float NearestF16(float value) {
       static_cast<float>(std::nearbyint(magnitude / step) * step), value);
 }
 
-// Each way to take an integer dot product.
-const Config kConfigs[] = {{"avx2", 1},   {"avxvnni", 1},    {"avxvnni", 2},
-                           {"avx512", 2}, {"avx512vnni", 1}, {"avx512vnni", 2},
-                           {"amx", 1},    {"auto", 3}};
-
 // What a matrix stands for: codes, and scales without and with the rows'.
 struct Codes {
   std::vector<int> codes;     // [n, k], without zeros
@@ -41,10 +28,6 @@ struct Codes {
 };
 
 int Groups(int k) { return (k + 31) / 32; }
-size_t At(int row, int stride, int col) {
-  return static_cast<size_t>(row) * static_cast<size_t>(stride) +
-         static_cast<size_t>(col);
-}
 
 Codes CodesOf(DType type, const MatrixShape& shape,
               const std::vector<float>& w) {
@@ -53,7 +36,7 @@ Codes CodesOf(DType type, const MatrixShape& shape,
   for (int n = 0; n < shape.n; ++n) {
     float most = 0;
     for (int k = 0; k < shape.k; ++k) {
-      most = std::max(most, std::fabs(w[At(n, shape.k, k)]));
+      most = std::max(most, std::fabs(w[ElementAt(n, shape.k, k)]));
     }
     const float row =
         most == 0 ? 1.0f : std::ldexp(1.0f, std::ilogb(most / limit));
@@ -62,7 +45,7 @@ Codes CodesOf(DType type, const MatrixShape& shape,
       const int end = std::min(begin + 32, shape.k);
       float extreme = 0;
       for (int k = begin; k < end; ++k) {
-        const float value = w[At(n, shape.k, k)];
+        const float value = w[ElementAt(n, shape.k, k)];
         if (std::fabs(value) > std::fabs(extreme)) extreme = value;
       }
       const float scale =
@@ -72,9 +55,9 @@ Codes CodesOf(DType type, const MatrixShape& shape,
       result.scales.push_back(scale);
       if (scale == 0) continue;
       for (int k = begin; k < end; ++k) {
-        const float scaled = w[At(n, shape.k, k)] / row * (1.0f / scale);
+        const float scaled = w[ElementAt(n, shape.k, k)] / row * (1.0f / scale);
         const double code = std::nearbyint(double{scaled});
-        result.codes[At(n, shape.k, k)] = static_cast<int>(
+        result.codes[ElementAt(n, shape.k, k)] = static_cast<int>(
             std::clamp(code, type == DType::kInt8 ? -127.0 : -8.0,
                        type == DType::kInt8 ? 127.0 : 7.0));
       }
@@ -93,7 +76,7 @@ std::vector<float> Reference(int m, const MatrixShape& shape,
     std::vector<Quantised> pieces;
     for (int begin = 0; begin < shape.k; begin += 32) {
       pieces.push_back(QuantisedOf(
-          x.data() + At(r, shape.k, begin),
+          x.data() + ElementAt(r, shape.k, begin),
           static_cast<size_t>(std::min(32, shape.k - begin)), DType::kInt8));
     }
     for (int n = 0; n < shape.n; ++n) {
@@ -102,10 +85,10 @@ std::vector<float> Reference(int m, const MatrixShape& shape,
         const Quantised& piece = pieces[static_cast<size_t>(g)];
         int64_t dot = 0;
         for (size_t i = 0; i < piece.codes.size(); ++i) {
-          dot += int64_t{w.codes[At(n, shape.k, g * 32) + i]} *
+          dot += int64_t{w.codes[ElementAt(n, shape.k, g * 32) + i]} *
                  static_cast<int64_t>(piece.codes[i]);
         }
-        const float both = w.scales[At(n, groups, g)] * piece.scale;
+        const float both = w.scales[ElementAt(n, groups, g)] * piece.scale;
         chain = std::fma(static_cast<float>(dot), both, chain);
       }
       chain = chain * w.rows[static_cast<size_t>(n)];
@@ -116,38 +99,18 @@ std::vector<float> Reference(int m, const MatrixShape& shape,
   return out;
 }
 
-// Every batch against `expected`, of kMostCodeRows rows.
-void ExpectProducts(Device& device, const Matrix& matrix,
-                    const std::vector<float>& x, const std::vector<float>& bias,
-                    const std::vector<float>& expected,
-                    const std::string& what) {
-  const float* const device_x = device.Upload(x);
-  const float* const device_bias = bias.empty() ? nullptr : device.Upload(bias);
-  const int n = matrix.rows();
-  float* const out = device.New<float>(At(kMostCodeRows, n, 0));
-  for (const int m : kCodeBatches) {
-    device->MatMul(device.queue(), m, device_x, matrix, device_bias, out);
-    const size_t count = At(m, n, 0);
-    EXPECT_TRUE(
-        SameBits(device.Download(out, count),
-                 {expected.begin(),
-                  expected.begin() + static_cast<std::ptrdiff_t>(count)}))
-        << what << " n " << n << " k " << matrix.cols() << " m " << m;
-  }
-}
-
 class CodesTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(CodesTest, EqualTheFormulaBitForBit) {
   const DType type = GetParam();
   int configs = 0;
-  for (const Config& config : kConfigs) {
+  for (const Config& config : kCodeConfigs) {
     auto backend = MakeBackend(config.isa, config.threads);
     if (backend == nullptr) continue;
     ++configs;
     Device device(std::move(backend));
     for (const MatrixShape& shape : kCodeShapes) {
-      auto w = RandomFloats(At(shape.n, shape.k, 0), 1);
+      auto w = RandomFloats(ElementAt(shape.n, shape.k, 0), 1);
       // Rows and groups of other magnitudes, and of none.
       for (size_t i = 0; i < w.size(); ++i) {
         const auto k = static_cast<size_t>(shape.k);
@@ -155,7 +118,7 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
         if (i % k / 32 % 3 == 1) w[i] *= 1e-5f;
         if (i % k / 32 % 7 == 5) w[i] = 0;
       }
-      auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 3);
+      auto x = RandomFloats(ElementAt(kMostCodeRows, shape.k, 0), 3);
       for (size_t i = 0; i < x.size() / 4; ++i) x[i] = i % 3 == 0 ? 2 : -2;
       const auto bias = RandomFloats(static_cast<size_t>(shape.n), 2);
       ExpectProducts(
@@ -172,18 +135,19 @@ TEST_P(CodesTest, EqualTheFormulaBitForBit) {
 // hold them: of one row, and of several.
 TEST_P(CodesTest, LargestSumsOfAGroupFit) {
   const MatrixShape shape{36, 128};
-  std::vector<float> w(At(shape.n, shape.k, 0), 7.0f);  // of int4 the code 15
+  std::vector<float> w(ElementAt(shape.n, shape.k, 0),
+                       7.0f);  // of int4 the code 15
   for (size_t i = 0; i < w.size(); ++i) {
     if (GetParam() == DType::kInt4 && i % 32 == 9) w[i] = -8;
     if (i / 128 % 2 == 1) w[i] = -w[i];
   }
-  std::vector<float> x(At(kMostCodeRows, shape.k, 0), 2.0f);
+  std::vector<float> x(ElementAt(kMostCodeRows, shape.k, 0), 2.0f);
   for (size_t i = 0; i < x.size(); ++i) {
     if (i / 128 % 3 == 1) x[i] = -2;
   }
   const std::vector<float> expected =
       Reference(kMostCodeRows, shape, x, CodesOf(GetParam(), shape, w), {});
-  for (const Config& config : kConfigs) {
+  for (const Config& config : kCodeConfigs) {
     auto backend = MakeBackend(config.isa, config.threads);
     if (backend == nullptr) continue;
     Device device(std::move(backend));
@@ -194,22 +158,23 @@ TEST_P(CodesTest, LargestSumsOfAGroupFit) {
 
 TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
   const MatrixShape shape{40, 100};
-  const auto w = RandomFloats(At(shape.n, shape.k, 0), 4, 0.02f);
+  const auto w = RandomFloats(ElementAt(shape.n, shape.k, 0), 4, 0.02f);
   const Codes codes = CodesOf(GetParam(), shape, w);
   Device device(MakeBackend());
   const std::vector<int32_t> ids = {0, 17, 39};
   Rows rows;
   rows.num_rows = 3;
   rows.token_ids = device.Upload(ids);
-  float* const out = device.New<float>(At(3, shape.k, 0));
+  float* const out = device.New<float>(ElementAt(3, shape.k, 0));
   device->Embed(device.queue(), rows,
                 device.Pack(w, shape.n, shape.k, GetParam()), 1, nullptr, out);
   std::vector<float> expected;
   for (const int32_t id : ids) {
     for (int k = 0; k < shape.k; ++k) {
-      expected.push_back(static_cast<float>(codes.codes[At(id, shape.k, k)]) *
-                         codes.scales[At(id, Groups(shape.k), k / 32)] *
-                         codes.rows[static_cast<size_t>(id)]);
+      expected.push_back(
+          static_cast<float>(codes.codes[ElementAt(id, shape.k, k)]) *
+          codes.scales[ElementAt(id, Groups(shape.k), k / 32)] *
+          codes.rows[static_cast<size_t>(id)]);
     }
   }
   EXPECT_TRUE(SameBits(device.Download(out, expected.size()), expected));
@@ -217,10 +182,10 @@ TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
 
 TEST_P(CodesTest, WhatIsNotFiniteShows) {
   const MatrixShape shape{3, 70};
-  auto w = RandomFloats(At(shape.n, shape.k, 0), 5);
-  w[At(1, shape.k, 40)] = INFINITY;
-  auto x = RandomFloats(At(2, shape.k, 0), 6);
-  x[At(1, shape.k, 3)] = NAN;
+  auto w = RandomFloats(ElementAt(shape.n, shape.k, 0), 5);
+  w[ElementAt(1, shape.k, 40)] = INFINITY;
+  auto x = RandomFloats(ElementAt(2, shape.k, 0), 6);
+  x[ElementAt(1, shape.k, 3)] = NAN;
   Device device(MakeBackend());
   float* const out = device.New<float>(6);
   device->MatMul(device.queue(), 2, device.Upload(x),
@@ -283,8 +248,8 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
     expected.rows.assign(static_cast<size_t>(shape.n), 1.0f);
     for (int n = 0; n < shape.n; ++n) {
       for (int k = 0; k < shape.k; ++k) {
-        const size_t at = At(n, shape.k, k);
-        const int zero = c.zeros ? zeros[At(n, groups, k / group)]
+        const size_t at = ElementAt(n, shape.k, k);
+        const int zero = c.zeros ? zeros[ElementAt(n, groups, k / group)]
                          : c.type == DType::kInt4 ? 8
                                                   : 0;
         expected.codes.push_back(c.e2m1 ? TwiceE2m1(codes[at])
@@ -294,13 +259,13 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
       }
       for (int g = 0; g < Groups(shape.k); ++g) {
         expected.scales.push_back(
-            groups == 1 ? 1.0f : scales[At(n, groups, g * 32 / group)]);
+            groups == 1 ? 1.0f : scales[ElementAt(n, groups, g * 32 / group)]);
       }
       if (groups == 1) {
         expected.rows[static_cast<size_t>(n)] = scales[static_cast<size_t>(n)];
       }
     }
-    const auto x = RandomFloats(At(kMostCodeRows, shape.k, 0), 8);
+    const auto x = RandomFloats(ElementAt(kMostCodeRows, shape.k, 0), 8);
     const auto products = Reference(kMostCodeRows, shape, x, expected, {});
     for (const char* isa :
          {"avx2", "avxvnni", "avx512", "avx512vnni", "amx", "auto"}) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of activations in int8 against VectorQuantiser, group by group and bit
-// for bit, with each instruction set.
+// Rows of activations in int8 against VectorQuantiser, group by group and
+// whole, bit for bit, with each instruction set.
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -27,15 +28,16 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
-Group Expected(const std::vector<float>& x, int begin) {
-  const int end = std::min(begin + kCodeGroup, static_cast<int>(x.size()));
+// `count` inputs from `begin` on, zeros behind the last one.
+Group Expected(const std::vector<float>& x, int begin, int count) {
+  const int end = std::min(begin + count, static_cast<int>(x.size()));
   uint32_t key = 0;
   for (int i = begin; i < end; ++i) {
     key = std::max(key, MagnitudeKey(x[static_cast<size_t>(i)]));
   }
   const VectorQuantiser quantiser(DType::kInt8, key);
   Group group{std::bit_cast<uint32_t>(quantiser.scale), 0, {}};
-  for (int i = begin; i < begin + kCodeGroup; ++i) {
+  for (int i = begin; i < begin + count; ++i) {
     const int code =
         i < end ? static_cast<int8_t>(quantiser(x[static_cast<size_t>(i)])) : 0;
     group.codes.push_back(code);
@@ -50,6 +52,7 @@ class QuantiseRowTest : public ::testing::TestWithParam<const char*> {
     auto table = MakeKernelTable(GetParam());
     if (!table.ok()) GTEST_SKIP() << table.status();
     quantise_row_ = table->quantise_row;
+    quantise_whole_row_ = table->quantise_whole_row;
   }
 
   void Check(const std::vector<float>& x) {
@@ -66,15 +69,40 @@ class QuantiseRowTest : public ::testing::TestWithParam<const char*> {
       const Group got{std::bit_cast<uint32_t>(of.scales[group]),
                       of.minus[group],
                       {of.codes + at, of.codes + at + kCodeGroup}};
-      const Group want = Expected(x, begin);
+      const Group want = Expected(x, begin, kCodeGroup);
       ASSERT_EQ(got.scale, want.scale) << "k " << k << ", input " << begin;
       ASSERT_EQ(got.minus, want.minus) << "k " << k << ", input " << begin;
       ASSERT_THAT(got.codes, ::testing::ElementsAreArray(want.codes))
           << "k " << k << ", input " << begin;
     }
+    CheckWhole(x);
+  }
+
+  // One scale in all pieces, and of each the sum of its own codes.
+  void CheckWhole(const std::vector<float>& x) {
+    const int k = static_cast<int>(x.size());
+    constexpr int kStride = 2;
+    std::vector<RowPiece> pieces(static_cast<size_t>(RowPieces(k) * kStride));
+    quantise_whole_row_(x.data(), k, pieces.data(), kStride);
+    const Group want = Expected(x, 0, CodeBlocks(k) * kCodeInputs);
+    for (int piece = 0; piece < RowPieces(k); ++piece) {
+      const RowPiece& of = pieces[static_cast<size_t>(piece * kStride)];
+      const int begin = PieceBegin(k, piece) * kCodeInputs;
+      const int end = PieceBegin(k, piece + 1) * kCodeInputs;
+      ASSERT_EQ(std::bit_cast<uint32_t>(of.scales[0]), want.scale) << k;
+      const std::vector<int> codes(want.codes.begin() + begin,
+                                   want.codes.begin() + end);
+      ASSERT_THAT(std::vector<int>(of.codes, of.codes + (end - begin)),
+                  ::testing::ElementsAreArray(codes))
+          << "k " << k << ", piece " << piece;
+      ASSERT_EQ(of.minus[0],
+                -128 * std::accumulate(codes.begin(), codes.end(), 0))
+          << "k " << k << ", piece " << piece;
+    }
   }
 
   void (*quantise_row_)(const float*, int, RowPiece*, int64_t) = nullptr;
+  void (*quantise_whole_row_)(const float*, int, RowPiece*, int64_t) = nullptr;
 };
 
 TEST_P(QuantiseRowTest, EveryWidth) {
