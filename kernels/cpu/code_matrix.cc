@@ -211,7 +211,7 @@ void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
 }
 
 void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
-                   float* out) {
+                   const int32_t* order, float* out) {
   for (int col = 0; col < cols; ++col) {
     const std::byte* const unit =
         panel + (2 * (col / kCodeInputs) + lane / kUnit) * CodeUnitBytes(kind);
@@ -229,9 +229,11 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
                  ? nibble - 8
                  : nibble - reinterpret_cast<const int16_t*>(unit + 64)[index];
     }
-    out[col] = static_cast<float>(code);
-    if (IsW8A8(kind)) continue;
-    out[col] *= FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
+    const float scale =
+        IsW8A8(kind)
+            ? 1.0f
+            : FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
+    out[order == nullptr ? col : order[col]] = static_cast<float>(code) * scale;
   }
 }
 

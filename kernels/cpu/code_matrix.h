@@ -103,9 +103,9 @@ void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
                    std::byte* target, float* rows);
 
 // out [cols] = one output's weights, `lane` of its panel, without what
-// PackCodePanel puts into `rows`.
+// PackCodePanel puts into `rows`; column i to order[i], or i where it is null.
 void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
-                   float* out);
+                   const int32_t* order, float* out);
 
 }  // namespace tandem::kernels::cpu
 

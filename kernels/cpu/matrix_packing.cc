@@ -27,7 +27,7 @@ absl::Status BadMatrix(int64_t rows, int64_t cols) {
 // A matrix whose panels pack(panel, target, scales) fills.
 absl::StatusOr<std::unique_ptr<Matrix>> Pack(
     ThreadPool& pool, DeviceAllocator& allocator, int64_t rows, int64_t cols,
-    DType dtype, CodeKind kind,
+    DType dtype, CodeKind kind, std::vector<int32_t> order,
     absl::FunctionRef<void(int, std::byte*, float*)> pack) {
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
   if (rows < 1 || cols < 1 || rows > kMost || cols > kMost) {
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> Pack(
   }
   return std::unique_ptr<Matrix>(std::make_unique<PackedMatrix>(
       static_cast<int>(rows), static_cast<int>(cols), dtype, *std::move(memory),
-      std::move(scales), kind));
+      std::move(scales), kind, std::move(order)));
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(ThreadPool& pool,
   }
   const bool codes = HasIntegerProducts(dtype);
   const CodeKind kind = KindOf(dtype, raised);
-  return Pack(pool, allocator, source.rows, source.cols, dtype, kind,
+  return Pack(pool, allocator, source.rows, source.cols, dtype, kind, {},
               [&](int panel, std::byte* target, float* scales) {
                 if (codes) {
                   PackCodePanel(source, kind, panel, target, scales);
@@ -92,7 +92,17 @@ absl::StatusOr<std::unique_ptr<Matrix>> PackCodes(ThreadPool& pool,
                         : source.zeros != nullptr
                             ? CodeKind::kInt4Zeros
                             : KindOf(source.dtype, raised);
+  std::vector<int32_t> order;
+  if (source.order != nullptr) {
+    // A row is put in order there.
+    constexpr size_t kMost = ThreadPool::kMemberScratchBytes / sizeof(float);
+    if (static_cast<size_t>(source.cols) > kMost) {
+      return BadMatrix(source.rows, source.cols);
+    }
+    order.assign(source.order, source.order + source.cols);
+  }
   return Pack(pool, allocator, source.rows, source.cols, source.dtype, kind,
+              std::move(order),
               [&](int panel, std::byte* target, float* scales) {
                 if (source.dtype == DType::kFp8) {
                   PackFp8Panel(source, panel, target, scales);

@@ -31,13 +31,16 @@ inline constexpr int kPanel = 32;
 
 class PackedMatrix final : public Matrix {
  public:
-  // `scales` [rows], of quantised ones alone. `kind` is of integer products.
+  // `scales` [rows], of quantised ones alone. `kind` is of integer products,
+  // `order` [cols] HostCodes' or empty.
   PackedMatrix(int rows, int cols, DType dtype, DeviceMemory memory,
-               std::vector<float> scales, CodeKind kind = CodeKind::kInt8)
+               std::vector<float> scales, CodeKind kind = CodeKind::kInt8,
+               std::vector<int32_t> order = {})
       : Matrix(rows, cols, dtype),
         memory_(std::move(memory)),
         scales_(std::move(scales)),
-        kind_(kind) {}
+        kind_(kind),
+        order_(std::move(order)) {}
 
   static int64_t PanelBytes(int cols, DType dtype) {
     return dtype == DType::kF32 ? int64_t{cols} * kPanel * 4
@@ -59,10 +62,16 @@ class PackedMatrix final : public Matrix {
     return scales_.empty() ? nullptr : scales_.data();
   }
 
+  // The input that each column is of, or null.
+  const int32_t* order() const {
+    return order_.empty() ? nullptr : order_.data();
+  }
+
  private:
   const DeviceMemory memory_;
   const std::vector<float> scales_;
   const CodeKind kind_;
+  const std::vector<int32_t> order_;
 };
 
 // Writes panel `panel` of `source` into `target` [PanelBytes], zero padded,
@@ -73,7 +82,8 @@ void PackPanel(const HostTensor& source, DType dtype, int panel,
 void PackFp8Panel(const HostCodes& source, int panel, std::byte* target,
                   float* scales);
 
-// out [cols] = row `row` of a packed matrix, widened, scale included.
+// out [cols] = row `row` of a packed matrix, widened, scale included, each
+// input at its place.
 void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out);
 
 }  // namespace tandem::kernels::cpu

@@ -70,9 +70,10 @@ void SplitProduct(ThreadPool::Team& team, const MatMulPiece& whole,
   });
 }
 
-// As many rows at once as the team's scratch memory holds quantised.
+// As many rows at once as the team's scratch memory holds quantised. `order` is
+// PackedMatrix's.
 void SplitCodeProduct(const KernelTable& table, ThreadPool::Team& team,
-                      MatMulPiece piece, int num_rows) {
+                      MatMulPiece piece, const int32_t* order, int num_rows) {
   const float* const x = piece.x;
   float* const out = piece.out;
   const int pieces = RowPieces(piece.k);
@@ -87,9 +88,15 @@ void SplitCodeProduct(const KernelTable& table, ThreadPool::Team& team,
   for (int begin = 0; begin < num_rows; begin += most) {
     piece.rows = std::min(most, num_rows - begin);
     const float* const from = x + int64_t{begin} * piece.k;
-    const auto quantise = [&](int row, int) {
-      quantise_row(from + int64_t{row} * piece.k, piece.k, codes + row,
-                   piece.rows);
+    const auto quantise = [&](int row, int member) {
+      const float* in = from + int64_t{row} * piece.k;
+      if (order != nullptr) {
+        auto* const moved =
+            reinterpret_cast<float*>(team.member_scratch(member));
+        for (int i = 0; i < piece.k; ++i) moved[i] = in[order[i]];
+        in = moved;
+      }
+      quantise_row(in, piece.k, codes + row, piece.rows);
     };
     if (int64_t{piece.rows} * piece.k < kForkElements) {
       for (int row = 0; row < piece.rows; ++row) quantise(row, 0);
@@ -130,7 +137,7 @@ void RunMatMul(const KernelTable& table, ThreadPool& pool, int num_rows,
     return;
   }
   piece.kind = w.kind();
-  SplitCodeProduct(table, team, piece, num_rows);
+  SplitCodeProduct(table, team, piece, w.order(), num_rows);
 }
 
 void RunMatMulHeads(const KernelTable& table, ThreadPool& pool, int num_rows,

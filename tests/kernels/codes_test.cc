@@ -3,6 +3,8 @@
 // worked out here in doubles and exact integers, bit for bit, whatever path,
 // batch, thread count or instruction set computes them.
 
+#include <numeric>
+
 #include "kernels/cpu/float_env.h"
 #include "tests/kernels/code_products.h"
 #include "tests/kernels/fixture.h"
@@ -207,6 +209,7 @@ struct Given {
   int group;  // 0: one for each row
   bool zeros;
   bool e2m1 = false;
+  bool order = false;
 };
 
 // Twice the number of an e2m1: a sign, two bits of exponent, one of mantissa.
@@ -218,14 +221,17 @@ int TwiceE2m1(int code) {
 }
 
 TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
-  const Given cases[] = {{"int8 by row", DType::kInt8, 0, false},
-                         {"int8 in groups of 128", DType::kInt8, 128, false},
-                         {"int4 in groups of 32", DType::kInt4, 32, false},
-                         {"int4 in groups of 128", DType::kInt4, 128, false},
-                         {"int4 with zeros", DType::kInt4, 128, true},
-                         {"int4 by row with zeros", DType::kInt4, 0, true},
-                         {"e2m1", DType::kInt4, 32, false, true},
-                         {"e2m1 by row", DType::kInt4, 0, false, true}};
+  const Given cases[] = {
+      {"int8 by row", DType::kInt8, 0, false},
+      {"int8 in groups of 128", DType::kInt8, 128, false},
+      {"int4 in groups of 32", DType::kInt4, 32, false},
+      {"int4 in groups of 128", DType::kInt4, 128, false},
+      {"int4 with zeros", DType::kInt4, 128, true},
+      {"int4 by row with zeros", DType::kInt4, 0, true},
+      {"e2m1", DType::kInt4, 32, false, true},
+      {"e2m1 by row", DType::kInt4, 0, false, true},
+      {"int8 in an order", DType::kInt8, 32, false, false, true},
+      {"int4 in an order", DType::kInt4, 128, true, false, true}};
   const MatrixShape shape{129, 416};
   std::mt19937 random(7);
   for (const Given& c : cases) {
@@ -266,14 +272,24 @@ TEST(PackCodesTest, KeepsWhatWasQuantisedBefore) {
       }
     }
     const auto x = RandomFloats(ElementAt(kMostCodeRows, shape.k, 0), 8);
-    const auto products = Reference(kMostCodeRows, shape, x, expected, {});
+    std::vector<int32_t> order(static_cast<size_t>(shape.k));
+    std::iota(order.begin(), order.end(), 0);
+    if (c.order) std::shuffle(order.begin(), order.end(), random);
+    std::vector<float> moved;
+    for (int row = 0; row < kMostCodeRows; ++row) {
+      for (const int32_t input : order) {
+        moved.push_back(x[ElementAt(row, shape.k, input)]);
+      }
+    }
+    const auto products = Reference(kMostCodeRows, shape, moved, expected, {});
     for (const char* isa :
          {"avx2", "avxvnni", "avx512", "avx512vnni", "amx", "auto"}) {
       auto backend = MakeBackend(isa, 2);
       if (backend == nullptr) continue;
-      auto matrix = backend->PackCodes(
-          {c.type, shape.n, shape.k, codes.data(), group, scales.data(),
-           c.zeros ? zeros.data() : nullptr, c.e2m1});
+      auto matrix =
+          backend->PackCodes({c.type, shape.n, shape.k, codes.data(), group,
+                              scales.data(), c.zeros ? zeros.data() : nullptr,
+                              c.e2m1, c.order ? order.data() : nullptr});
       ASSERT_TRUE(matrix.ok()) << matrix.status();
       Device device(std::move(backend));
       ExpectProducts(device, **matrix, x, {}, products,
@@ -317,6 +333,37 @@ TEST(PackCodesTest, RefusesGroupsThatDoNotFit) {
   EXPECT_EQ(code(DType::kInt4, 48), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(DType::kFp8, 32), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(DType::kInt8, 96), absl::StatusCode::kOk);
+}
+
+TEST(PackCodesTest, NumbersInAnOrderAreReadAtTheirInputs) {
+  std::vector<uint8_t> codes;
+  std::vector<int32_t> order;
+  std::vector<float> expected(64);
+  for (int i = 0; i < 64; ++i) {
+    codes.push_back(static_cast<uint8_t>(i));
+    order.push_back(i * 27 % 64);
+    expected[static_cast<size_t>(order.back())] =
+        static_cast<float>(i) * (i < 32 ? 1.0f : 4.0f);
+  }
+  const float scales[2] = {1, 4};
+  auto backend = MakeBackend();
+  const auto pack = [&] {
+    return backend->PackCodes({DType::kInt8, 1, 64, codes.data(), 32, scales,
+                               nullptr, false, order.data()});
+  };
+  auto matrix = pack();
+  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  for (const int32_t wrong : {-1, 64, order[1]}) {
+    order[0] = wrong;
+    EXPECT_EQ(pack().status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  Device device(std::move(backend));
+  float* const out = device.New<float>(64);
+  Rows rows;
+  rows.num_rows = 1;
+  rows.token_ids = device.Upload(std::vector<int32_t>{0});
+  device->Embed(device.queue(), rows, **matrix, 1, nullptr, out);
+  EXPECT_EQ(device.Download(out, 64), expected);
 }
 
 TEST(PackCodesTest, RefusesE2m1OfOtherTypesAndWithZeros) {
