@@ -166,6 +166,28 @@ Quantisation ReadFp4(ConfigFields& fields, std::string_view format, int bits,
   return result;
 }
 
+// Whether activations become int8 with a scale for each token. One for all of
+// them, which was found before or not, is found of each token instead.
+bool HasScaledTokens(ConfigFields& outer, const json& group) {
+  const auto found = group.find("input_activations");
+  if (found == group.end() || found->is_null()) return false;
+  if (!found->is_object()) {
+    outer.Refuse("config_groups.input_activations", ShowJson(*found),
+                 "an object or null");
+    return false;
+  }
+  ConfigFields fields(outer.path(), *found,
+                      "quantization_config.config_groups.input_activations.");
+  const std::string strategy = fields.String(
+      "strategy", fields.Find("group_size") == nullptr ? "tensor" : "group");
+  const bool scaled = fields.Int("num_bits", 1, 16, 8) == 8 &&
+                      fields.String("type", "int") == "int" &&
+                      fields.Bool("symmetric", true) &&
+                      (strategy == "token" || strategy == "tensor");
+  outer.Fail(fields.status());
+  return scaled;
+}
+
 // The weights of the only group of compressed-tensors' config_groups.
 Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
                          const json& group) {
@@ -211,6 +233,10 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
   } else {
     result.method = Method::kPlain;
     result.e4m3 = type == "float";
+    result.w8a8 = type == "int" && format != "float-quantized" &&
+                  (strategy == "channel" || strategy == "tensor") &&
+                  fields.Bool("symmetric", true) &&
+                  HasScaledTokens(outer, group);
     if (bits != 8 || (type != "int" && type != "float")) {
       fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
                     "8 of type int or float");
@@ -295,7 +321,8 @@ std::string Quantisation::Canonical() const {
   return absl::StrCat(
       " quantised=", std::string(kNames[static_cast<int>(method)]),
       " bits=", bits, " group=", group, " zeros_less_one=", zeros_less_one,
-      block_rows == 0 ? "" : absl::StrCat(" block_rows=", block_rows));
+      block_rows == 0 ? "" : absl::StrCat(" block_rows=", block_rows),
+      w8a8 ? " w8a8=1" : "");
 }
 
 std::string_view Quantisation::DequantisedFor() const {

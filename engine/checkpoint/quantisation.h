@@ -37,9 +37,12 @@
 //            cols / 32, 16] and X_scales U8 [experts, rows, cols / 32] like
 //            them
 //
-// A product that has only X.weight in a float type was not quantised. Scales
-// of activations that were found before (input_scale, input_global_scale) are
-// not used: they are found on the fly. Nor are those of a KV cache
+// A product that has only X.weight in a float type was not quantised. What the
+// config says of activations decides how int8 of rows is multiplied: int8 with
+// a scale for each token, or one for all of them, is W8A8, and anything else
+// (none, zeros, groups) meets activations in groups. Scales of activations that
+// were found before (input_scale, input_global_scale) are not used: they are
+// found on the fly, of each token. Nor are those of a KV cache
 // (kv_cache_scheme: k_scale, v_scale): ours has one for each vector.
 
 #ifndef TANDEM_ENGINE_CHECKPOINT_QUANTISATION_H_
@@ -77,6 +80,7 @@ struct Quantisation {
   int block_rows = 0;           // kPlain: rows that share scales; 0: none do
   // As the config says; tensors have the last word.
   bool e4m3 = false;       // kPlain, which fp8 is too: else int8
+  bool w8a8 = false;       // kPlain, int8 of rows: products are kW8A8's
   bool zeros = false;      // of 4 bits: other zeros than 8
   bool act_order = false;  // groups are of inputs here and there
   bool kv_scales = false;  // there may be such tensors, which are not used

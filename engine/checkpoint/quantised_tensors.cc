@@ -277,7 +277,9 @@ void Reader::ReadPlain() {
     Fail(zeros, "weight_zero_point", "8-bit codes must be symmetric");
   }
   if (!status_.ok()) return;
-  result_.dtype = fp8 ? DType::kFp8 : DType::kInt8;
+  const bool w8a8 = quantisation_.w8a8 && result_.group == result_.cols &&
+                    result_.cols <= kernels::kMaxW8A8Inputs;
+  result_.dtype = fp8 ? DType::kFp8 : w8a8 ? DType::kW8A8 : DType::kInt8;
   result_.codes.resize(bytes.size());
   memcpy(result_.codes.data(), bytes.data(), bytes.size());
 }

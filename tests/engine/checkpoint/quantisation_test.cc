@@ -193,6 +193,125 @@ TEST(Quantisation, ScalesOfAKvCacheAreNoReasonToRefuse) {
   }
 }
 
+// As quantisers write numbers of activations and of weights.
+json Bytes(const json& changes) {
+  return With({{"num_bits", 8},
+               {"type", "int"},
+               {"symmetric", true},
+               {"group_size", nullptr},
+               {"block_structure", nullptr},
+               {"actorder", nullptr},
+               {"dynamic", false},
+               {"observer", "minmax"},
+               {"observer_kwargs", json::object()}},
+              changes);
+}
+
+// An int-quantized config of a group; `more` goes into the group.
+json IntQuantized(const json& weights, const json& activations,
+                  const json& more = json::object()) {
+  const json group = With({{"targets", {"Linear"}},
+                           {"weights", weights},
+                           {"input_activations", activations},
+                           {"output_activations", nullptr}},
+                          more);
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "int-quantized"},
+          {"ignore", {"lm_head"}},
+          {"kv_cache_scheme", nullptr},
+          {"global_compression_ratio", 1.46},
+          {"quantization_status", "compressed"},
+          {"config_groups", {{"group_0", group}}}};
+}
+
+// What is published for vLLM as W8A8, and what only looks like it.
+TEST(Quantisation, TokensWithAScaleEachMakeInt8OfRowsW8A8) {
+  const json rows = Bytes({{"strategy", "channel"}, {"observer", "mse"}});
+  const json tokens = Bytes(
+      {{"strategy", "token"}, {"dynamic", true}, {"observer", "memoryless"}});
+  const json tensor = Bytes({{"strategy", "tensor"}});
+  const auto with = [](const json& config, const char* field,
+                       const json& value) {
+    return With(config, {{field, value}});
+  };
+  const json published = IntQuantized(rows, tokens);
+  const struct {
+    const char* why;
+    json config;
+    bool w8a8;
+  } cases[] = {
+      {"llm-compressor's W8A8", published, true},
+      {"that of later versions",
+       with(with(IntQuantized(with(rows, "scale_dtype", nullptr),
+                              with(tokens, "observer", nullptr),
+                              {{"format", "int-quantized"}}),
+                 "transform_config", json::object()),
+            "sparsity_config", json::object()),
+       true},
+      {"what was calibrated", with(published, "quantization_status", "frozen"),
+       true},
+      {"written as naive", with(published, "format", "naive-quantized"), true},
+      {"a scale for the weights", IntQuantized(tensor, tokens), true},
+      {"a scale for all tokens", IntQuantized(rows, tensor), true},
+      {"which is found on the fly",
+       IntQuantized(rows, with(tensor, "dynamic", true)), true},
+      {"activations as compressed-tensors fills them in",
+       IntQuantized(rows, json::object()), true},
+      {"W8A16", IntQuantized(rows, nullptr), false},
+      {"zeros of tokens", IntQuantized(rows, with(tokens, "symmetric", false)),
+       false},
+      {"tokens in groups",
+       IntQuantized(rows,
+                    With(tokens, {{"strategy", "group"}, {"group_size", 128}})),
+       false},
+      {"groups that name no strategy", IntQuantized(rows, {{"group_size", 32}}),
+       false},
+      {"more of activations", IntQuantized(rows, with(tokens, "num_bits", 16)),
+       false},
+      {"fp8 activations", IntQuantized(rows, with(tokens, "type", "float")),
+       false},
+      {"weights in groups",
+       IntQuantized(With(rows, {{"strategy", "group"}, {"group_size", 128}}),
+                    tokens),
+       false},
+      {"weights in blocks",
+       IntQuantized(
+           With(rows, {{"strategy", "block"}, {"block_structure", {128, 128}}}),
+           tokens),
+       false},
+      {"weights with zeros",
+       IntQuantized(with(rows, "symmetric", false), tokens), false},
+      {"fp8 weights",
+       with(IntQuantized(with(rows, "type", "float"), tokens), "format",
+            "float-quantized"),
+       false},
+      {"packed bytes", with(published, "format", "pack-quantized"), false}};
+  const absl::StatusOr<ModelSpec> groups =
+      Parse(Quantised(IntQuantized(rows, nullptr)));
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  for (const auto& c : cases) {
+    const auto spec = Parse(Quantised(c.config));
+    ASSERT_TRUE(spec.ok()) << c.why << ": " << spec.status();
+    EXPECT_EQ(spec->quantisation.w8a8, c.w8a8) << c.why;
+    EXPECT_EQ(spec->quantisation.DequantisedFor(), "") << c.why;
+    // Workers that multiply otherwise do not take each other's streams.
+    EXPECT_EQ(spec->Canonical() == groups->Canonical() + " w8a8=1", c.w8a8)
+        << c.why << spec->Canonical();
+  }
+  const std::pair<json, const char*> kRefused[] = {
+      {7, "config_groups.input_activations: 7; must be an object or null"},
+      {json::array({8}), "config_groups.input_activations: an array of 1"},
+      {{{"num_bits", "8"}}, "input_activations.num_bits: \"8\""},
+      {{{"symmetric", 1}}, "input_activations.symmetric: 1"},
+      {{{"strategy", 3}}, "input_activations.strategy: 3"}};
+  for (const auto& [activations, complaint] : kRefused) {
+    const absl::Status status =
+        Parse(Quantised(IntQuantized(rows, activations))).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(complaint));
+  }
+}
+
 json Packed(const json& changes) {
   return Quantised(
       With({{"quant_method", "compressed-tensors"},

@@ -48,7 +48,8 @@ FileTensors Plain() {
           {"weight_scale", {"F32", {8, 1}, Zeros(32)}}};
 }
 
-absl::StatusOr<CodeRows> Read(const FileTensors& tensors, Quantisation config) {
+absl::StatusOr<CodeRows> Read(const FileTensors& tensors, Quantisation config,
+                              int64_t rows = kRows, int64_t cols = kCols) {
   TempDir dir;
   FileTensors named;
   for (const auto& [name, tensor] : tensors) named["p." + name] = tensor;
@@ -56,12 +57,13 @@ absl::StatusOr<CodeRows> Read(const FileTensors& tensors, Quantisation config) {
   const auto checkpoint = Checkpoint::Open(dir.path());
   if (!checkpoint.ok()) return checkpoint.status();
   EXPECT_TRUE(HasCodes(*checkpoint, "p"));
-  return ReadCodes(*checkpoint, config, "p", kRows, kCols);
+  return ReadCodes(*checkpoint, config, "p", rows, cols);
 }
 
 const Quantisation kGptq = {Method::kGptq, 4, 32, true};
 const Quantisation kPacked = {Method::kPacked, 4, 32};
 const Quantisation kPlain = {Method::kPlain};
+const Quantisation kW8A8 = {.method = Method::kPlain, .w8a8 = true};
 
 // Blocks of 3 outputs by 32 inputs.
 const Quantisation kBlocks = {
@@ -88,6 +90,61 @@ TEST(QuantisedTensors, GiveCodesScalesAndZeros) {
               ElementsAre(1, 0, 2, 5, 3, 0, 4, 1, 5, 15, 6, 15, 7, 8, 8, 0));
   EXPECT_TRUE(Read(Packed(), kPacked).ok());
   EXPECT_TRUE(Read(Plain(), kPlain).ok());
+}
+
+TEST(QuantisedTensors, OfW8A8AreBytesWithAScaleForEachRow) {
+  FileTensors tensors = Plain();
+  for (int i = 0; i < kRows * kCols; ++i) {
+    tensors["weight"].bytes[static_cast<size_t>(i)] =
+        static_cast<char>(i % 256 - 128);
+  }
+  tensors["weight_scale"].bytes =
+      BytesOf<float>({1, 2, 3, 4, 0.5, 0.25, 0, 1e-3f});
+  // Of activations, found before: taken, and not used.
+  tensors["input_scale"] = {"F32", {1}, BytesOf<float>({3})};
+  const auto codes = Read(tensors, kW8A8);
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_EQ(codes->dtype, kernels::DType::kW8A8);
+  EXPECT_EQ(codes->group, kCols);
+  EXPECT_THAT(codes->scales, ElementsAre(1, 2, 3, 4, 0.5, 0.25, 0, 1e-3f));
+  EXPECT_THAT(codes->zeros, IsEmpty());
+  EXPECT_THAT(codes->names, Contains("p.input_scale"));
+  EXPECT_EQ(codes->View().dtype, kernels::DType::kW8A8);
+  EXPECT_TRUE(SameForm(*codes, *codes));
+  std::vector<float> values;
+  Dequantise(*codes, values);
+  EXPECT_EQ(values[0], -128.0f);
+  EXPECT_EQ(values[64], -64 * 2.0f);
+  EXPECT_EQ(values[511], 127 * 1e-3f);
+  // The same bytes where the config says nothing of tokens.
+  const auto groups = Read(tensors, kPlain);
+  ASSERT_TRUE(groups.ok()) << groups.status();
+  EXPECT_EQ(groups->dtype, kernels::DType::kInt8);
+  EXPECT_EQ(groups->codes, codes->codes);
+  EXPECT_FALSE(SameForm(*codes, *groups)) << "rows are of one form";
+  tensors["weight_scale"] = {"F32", {1}, BytesOf<float>({0.25})};
+  const auto one = Read(tensors, kW8A8);
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->dtype, kernels::DType::kW8A8);
+  EXPECT_EQ(one->scales, std::vector<float>(kRows, 0.25));
+  tensors["weight"].dtype = "F8_E4M3";  // whatever the config says
+  const auto fp8 = Read(tensors, kW8A8);
+  ASSERT_TRUE(fp8.ok()) << fp8.status();
+  EXPECT_EQ(fp8->dtype, kernels::DType::kFp8);
+}
+
+// Sums of more products than that outgrow 32 bits.
+TEST(QuantisedTensors, OfW8A8MeetGroupsWhereRowsAreVeryLong) {
+  constexpr int64_t kMost = kernels::kMaxW8A8Inputs;
+  for (const int64_t cols : {kMost, kMost + 32}) {
+    const auto codes =
+        Read({{"weight", {"I8", {1, cols}, Zeros(static_cast<size_t>(cols))}},
+              {"weight_scale", {"F32", {1, 1}, Zeros(4)}}},
+             kW8A8, 1, cols);
+    ASSERT_TRUE(codes.ok()) << codes.status();
+    EXPECT_EQ(codes->dtype,
+              cols > kMost ? kernels::DType::kInt8 : kernels::DType::kW8A8);
+  }
 }
 
 TEST(QuantisedTensors, InputsMayBeOfAnyGroup) {
