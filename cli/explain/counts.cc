@@ -69,9 +69,7 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
   const engine::Quantisation& quantisation = spec.quantisation;
   if (quantisation.method == Method::kNone) return formats;
   formats.from_checkpoint = true;
-  if (quantisation.act_order) {  // dequantised, to f32 on a CPU
-    formats.layers = gpu ? formats.weights : DType::kF32;
-  } else if (!quantisation.DequantisedFor().empty()) {
+  if (!quantisation.DequantisedFor().empty()) {
     formats.layers = formats.weights;
   } else if (quantisation.method == Method::kMxfp4) {
     formats.layers = formats.weights;

@@ -63,8 +63,6 @@ Quantisation ReadGptq(ConfigFields& fields) {
   }
   result.zeros_less_one = format == "gptq";
   result.zeros = !fields.Bool("sym", true);
-  result.act_order = fields.Bool("desc_act", false) && result.group != 0 &&
-                     !fields.Bool("static_groups", false);
   return result;
 }
 
@@ -221,11 +219,6 @@ Quantisation ReadGroupOf(ConfigFields& outer, const std::string& format,
     result.method = Method::kPacked;
     result.bits = bits;
     result.zeros = !fields.Bool("symmetric", true);
-    // "weight" or "static" leave groups where they are.
-    const json* const order = fields.Find("actorder");
-    result.act_order =
-        order != nullptr &&
-        (*order == true || *order == "group" || *order == "dynamic");
     if (type != "int" || (bits != 4 && bits != 8)) {
       fields.Refuse("num_bits", absl::StrCat(bits, " of type ", type),
                     "4 or 8 of type int");
@@ -326,7 +319,6 @@ std::string Quantisation::Canonical() const {
 }
 
 std::string_view Quantisation::DequantisedFor() const {
-  if (act_order) return "act-order";
   if (method == Method::kNvfp4) return "nvfp4";
   return e4m3 && group != 0 ? "fp8 in groups" : "";
 }

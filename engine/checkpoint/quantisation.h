@@ -82,7 +82,6 @@ struct Quantisation {
   bool e4m3 = false;       // kPlain, which fp8 is too: else int8
   bool w8a8 = false;       // kPlain, int8 of rows: products are kW8A8's
   bool zeros = false;      // of 4 bits: other zeros than 8
-  bool act_order = false;  // groups are of inputs here and there
   bool kv_scales = false;  // there may be such tensors, which are not used
 
   // Why codes are not kept, whatever the tensors say; "" if they are.
@@ -110,8 +109,11 @@ struct CodeRows {
   int64_t group = 0;           // cols: a scale for each row
   std::vector<uint8_t> codes;  // as kernels::HostCodes has them
   std::vector<float> scales;
-  std::vector<uint8_t> zeros;      // empty: none
-  std::vector<int32_t> group_of;   // [cols]; empty: input / group
+  std::vector<uint8_t> zeros;  // empty: none
+  // Empty, or [cols]: column i is of input order[i], each once.
+  std::vector<int32_t> order;
+  // The group of each column, [cols]; empty: column / group.
+  std::vector<int32_t> group_of;
   std::vector<std::string> names;  // of the tensors that were read
 
   int64_t groups() const { return (cols + group - 1) / group; }
@@ -124,7 +126,8 @@ struct CodeRows {
             group,
             scales.data(),
             zeros.empty() ? nullptr : zeros.data(),
-            e2m1};
+            e2m1,
+            order.empty() ? nullptr : order.data()};
   }
 };
 
@@ -156,13 +159,14 @@ bool ScalesAreNear(const CodeRows& codes);
 
 // Whether `more` can follow `codes` as further rows of one matrix that a
 // backend keeps: groups are of neighbours, 32 at least, and of e4m3 all of a
-// row.
+// row; and columns are in one order.
 bool SameForm(const CodeRows& codes, const CodeRows& more);
 void AppendRows(const CodeRows& more, CodeRows& codes);
 // Row order[i] becomes row i; rows behind those stay where they are.
 void PutRowsInOrder(const std::vector<int>& order, CodeRows& codes);
 
-// Appends the numbers that they stand for, [rows, cols], each rounded to f32.
+// Appends the numbers that they stand for, [rows, cols] by inputs, each rounded
+// to f32.
 void Dequantise(const CodeRows& codes, std::vector<float>& out);
 
 }  // namespace tandem::engine

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,6 +70,7 @@ class Reader {
   void ReadFp4();
   void ReadRowScales();  // compressed-tensors and fp8
   void ReadInputGroups(std::string_view suffix);
+  void PutInputsInOrder();
   // Codes and zeros of 8 bits become two's complement, and those of 4 bits
   // lose zeros that are all 8.
   void Finish();
@@ -159,6 +161,31 @@ void Reader::ReadInputGroups(std::string_view suffix) {
         neighbours && groups[i] == i / static_cast<size_t>(result_.group);
   }
   if (!neighbours) result_.group_of.assign(groups.begin(), groups.end());
+}
+
+// Columns in the order of their groups, if all groups are whole then.
+void Reader::PutInputsInOrder() {
+  if (result_.group_of.empty()) return;
+  std::vector<int32_t> order(result_.group_of.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto group_of = [&](int32_t input) {
+    return result_.group_of[static_cast<size_t>(input)];
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return group_of(a) < group_of(b);
+  });
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (group_of(order[i]) != static_cast<int64_t>(i) / result_.group) return;
+  }
+  std::vector<uint8_t> moved(order.size());
+  for (int64_t row = 0; row < result_.rows; ++row) {
+    const auto begin = result_.codes.begin() + row * result_.cols;
+    std::transform(order.begin(), order.end(), moved.begin(),
+                   [&](int32_t input) { return begin[input]; });
+    std::copy(moved.begin(), moved.end(), begin);
+  }
+  result_.order = std::move(order);
+  result_.group_of.clear();
 }
 
 void Reader::ReadByInputs() {
@@ -343,6 +370,7 @@ absl::StatusOr<CodeRows> Reader::Read() {
     }
   }
   if (status_.ok()) Finish();
+  if (status_.ok()) PutInputsInOrder();
   if (!status_.ok()) return status_;
   return std::move(result_);
 }
@@ -369,7 +397,8 @@ absl::StatusOr<CodeRows> ReadCodes(const Checkpoint& checkpoint,
 bool SameForm(const CodeRows& codes, const CodeRows& more) {
   return codes.dtype == more.dtype && codes.e2m1 == more.e2m1 &&
          codes.cols == more.cols && codes.group == more.group &&
-         codes.group_of.empty() && more.group_of.empty() &&
+         codes.order == more.order && codes.group_of.empty() &&
+         more.group_of.empty() &&
          (codes.group == codes.cols ||
           (codes.dtype != DType::kFp8 &&
            codes.group % kernels::kCodeGroup == 0));
@@ -422,17 +451,19 @@ void Dequantise(const CodeRows& codes, std::vector<float>& out) {
   for (int64_t col = 0; groups.size() < static_cast<size_t>(codes.cols);) {
     groups.push_back(static_cast<int32_t>(col++ / codes.group));
   }
-  out.reserve(out.size() + codes.codes.size());
+  const size_t begin = out.size();
+  out.resize(begin + codes.codes.size());
   for (int64_t row = 0; row < codes.rows; ++row) {
     const int64_t first_group = row * codes.groups();
     const uint8_t* const from = codes.codes.data() + row * codes.cols;
+    float* const to = out.data() + begin + row * codes.cols;
     for (size_t col = 0; col < groups.size(); ++col) {
       const auto group = static_cast<size_t>(first_group + groups[col]);
       const int zero = codes.dtype != DType::kInt4 || codes.e2m1 ? 0
                        : codes.zeros.empty()                     ? 8
                                              : codes.zeros[group];
-      out.push_back((numbers[from[col]] - static_cast<float>(zero)) *
-                    codes.scales[group]);
+      to[codes.order.empty() ? static_cast<int64_t>(col) : codes.order[col]] =
+          (numbers[from[col]] - static_cast<float>(zero)) * codes.scales[group];
     }
   }
 }

@@ -20,7 +20,7 @@ namespace {
 const char* WhyDequantised(const std::vector<std::optional<CodeRows>>& codes) {
   for (const std::optional<CodeRows>& part : codes) {
     if (!part.has_value()) continue;
-    if (!part->group_of.empty()) return "act-order";
+    if (!part->order.empty() || !part->group_of.empty()) return "act-order";
     if (part->e2m1) {
       return part->group < kernels::kCodeGroup ? "nvfp4" : "scales far apart";
     }

@@ -241,10 +241,10 @@ FileTensor ScalesByGroup(const Nibbles& drawn) {
   return {"F16", {Size(drawn.groups), Size(drawn.rows)}, BytesOf(turned)};
 }
 
-// Each group's inputs anywhere.
-CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
+CodedProduct OrderedNibbles(size_t rows, size_t cols, std::mt19937& random,
+                            std::mt19937& of_inputs) {
   Nibbles drawn = DrawNibbles(rows, cols, random);
-  std::shuffle(drawn.group_of.begin(), drawn.group_of.end(), random);
+  std::shuffle(drawn.group_of.begin(), drawn.group_of.end(), of_inputs);
   CodedProduct made{.numbers = NumbersOf(drawn)};
   made.tensors[".qweight"] =
       Words(cols / 8, rows, [&](size_t i, size_t j, size_t k) {
@@ -257,6 +257,16 @@ CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
   made.tensors[".scales"] = ScalesByGroup(drawn);
   made.tensors[".g_idx"] = {"I32", {Size(cols)}, BytesOf(drawn.group_of)};
   return made;
+}
+
+// Each group's inputs anywhere: GPTQ finds one order for all products of the
+// same inputs, here those of as many.
+CodedProduct ActOrder(size_t rows, size_t cols, std::mt19937& random) {
+  std::mt19937 of_inputs(static_cast<uint32_t>(cols));
+  return OrderedNibbles(rows, cols, random, of_inputs);
+}
+CodedProduct OrdersApart(size_t rows, size_t cols, std::mt19937& random) {
+  return OrderedNibbles(rows, cols, random, random);
 }
 
 CodedProduct Awq(size_t rows, size_t cols, std::mt19937& random) {
@@ -378,6 +388,13 @@ const std::map<std::string, CodedForm>& CodedForms() {
          {"desc_act", true},
          {"sym", false}},
         ActOrder}},
+      {"gptq_orders_apart",
+       {{{"quant_method", "gptq"},
+         {"bits", 4},
+         {"group_size", 32},
+         {"desc_act", true},
+         {"sym", false}},
+        OrdersApart}},
       {"awq",
        {{{"quant_method", "awq"},
          {"bits", 4},

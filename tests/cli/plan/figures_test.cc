@@ -155,7 +155,7 @@ TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {
        kLayers / 2 + kLayers / 16 + kLayers / 16, "own codes"},
       {R"({"quant_method": "gptq", "bits": 4, "group_size": 128,
            "desc_act": true})",
-       true, 2 * kLayers, "in bf16; dequantised, for act-order"},
+       true, kLayers / 2 + kLayers / 16, "layers in int4, others in bf16; the "},
       {R"({"quant_method": "gptq", "bits": 8, "group_size": -1,
            "desc_act": true})",
        true, kLayers + kLayers / 16, "layers in int8"},

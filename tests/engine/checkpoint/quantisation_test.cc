@@ -28,21 +28,19 @@ TEST(Quantisation, IsReadFromEitherFile) {
     Method method;
     int bits;
     int group;
-    bool act_order;
   } cases[] = {
-      {"neither", Llama(), "", Method::kNone, 0, 0, false},
+      {"neither", Llama(), "", Method::kNone, 0, 0},
       {"AutoGPTQ's own, of before it named its method", Llama(),
        R"({"bits":4,"group_size":128,"damp_percent":0.01,"desc_act":true,
            "sym":true,"true_sequential":true,"model_name_or_path":null})",
-       Method::kGptq, 4, 128, true},
+       Method::kGptq, 4, 128},
       {"and of later", With(Llama(), null),
        R"({"quant_method":"gptq","bits":8,"group_size":-1,"desc_act":true,
            "checkpoint_format":"gptq","is_marlin_format":false})",
-       Method::kGptq, 8, 0, false},
+       Method::kGptq, 8, 0},
       {"config.json has the last word", Quantised(awq), R"({"bits":8})",
-       Method::kAwq, 4, 0, false},
-      {"whatever the other file is", Quantised(awq), "{", Method::kAwq, 4, 0,
-       false},
+       Method::kAwq, 4, 0},
+      {"whatever the other file is", Quantised(awq), "{", Method::kAwq, 4, 0},
   };
   for (const auto& c : cases) {
     const auto spec = ParseModelSpec("d/config.json", c.config.dump(), "", "",
@@ -51,7 +49,6 @@ TEST(Quantisation, IsReadFromEitherFile) {
     EXPECT_EQ(spec->quantisation.method, c.method) << c.why;
     EXPECT_EQ(spec->quantisation.bits, c.bits) << c.why;
     EXPECT_EQ(spec->quantisation.group, c.group) << c.why;
-    EXPECT_EQ(spec->quantisation.act_order, c.act_order) << c.why;
   }
 }
 
@@ -148,7 +145,6 @@ TEST(Quantisation, HostileQuantizeConfigsAreRefused) {
       {R"({"bits":4,"group_size":18446744073709551615})", "group_size: 184"},
       {R"({"bits":4,"group_size":0})",
        "group_size: 0; must be -1 or a multiple of 32"},
-      {R"({"bits":4,"desc_act":"no"})", "desc_act: \"no\""},
       {R"({"bits":4,"quant_method":"awq"})",
        "quant_method: \"awq\"; must be gptq"},
       {R"({"quantization":{}})", "quant_algo: \"\"; must be FP8"},

@@ -147,26 +147,58 @@ TEST(QuantisedTensors, OfW8A8MeetGroupsWhereRowsAreVeryLong) {
   }
 }
 
+std::vector<uint32_t> Appended(std::vector<uint32_t> words, size_t count,
+                               uint32_t word) {
+  words.insert(words.end(), count, word);
+  return words;
+}
+
 TEST(QuantisedTensors, InputsMayBeOfAnyGroup) {
   FileTensors tensors = Gptq();
   std::vector<uint32_t> groups(kCols);
   for (uint32_t i = 0; i < kCols; ++i) groups[i] = i % 2;
   tensors["g_idx"].bytes = Words(groups);
   // Codes 9, which is 1 beside zeros of 8; scales of 1 and of 2, in f16.
-  tensors["qweight"].bytes = Words(std::vector<uint32_t>(64, 0x99999999));
   std::string scales;
   for (const char high : {'\x3c', '\x40'}) {
     for (int i = 0; i < kRows; ++i) scales += {'\0', high};
   }
   tensors["scales"].bytes = scales;
+  // Of the last input the code is 3: -5, or twice that.
+  const auto expect = [&](size_t even) {
+    tensors["qweight"].bytes = Words(Appended(
+        std::vector<uint32_t>(56, 0x99999999), 8, uint32_t{0x39999999}));
+    const auto codes = Read(tensors, kGptq);
+    ASSERT_TRUE(codes.ok()) << codes.status();
+    std::vector<float> values;
+    Dequantise(*codes, values);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float scale = i % kCols < even && i % 2 == 0 ? 1.0f : 2.0f;
+      ASSERT_EQ(values[i], i % kCols == 63 ? -10.0f : scale) << i;
+    }
+  };
+  expect(64);
   const auto codes = Read(tensors, kGptq);
   ASSERT_TRUE(codes.ok()) << codes.status();
-  EXPECT_FALSE(SameForm(*codes, *codes));
-  std::vector<float> values;
-  Dequantise(*codes, values);
-  for (size_t i = 0; i < values.size(); ++i) {
-    ASSERT_EQ(values[i], i % 2 == 0 ? 1.0f : 2.0f) << i;
+  // Kept as groups of neighbours: all even inputs, then all odd ones.
+  EXPECT_TRUE(SameForm(*codes, *codes));
+  EXPECT_THAT(codes->group_of, IsEmpty());
+  ASSERT_EQ(codes->order.size(), 64u);
+  for (int i = 0; i < kCols; ++i) {
+    EXPECT_EQ(codes->order[static_cast<size_t>(i)], i % 32 * 2 + i / 32);
   }
+  EXPECT_EQ(codes->View().order, codes->order.data());
+  CodeRows other = *codes;
+  std::swap(other.order[0], other.order[1]);
+  EXPECT_FALSE(SameForm(*codes, other)) << "inputs are of one order";
+  // One group has more inputs than it may have.
+  groups[62] = 1;
+  tensors["g_idx"].bytes = Words(groups);
+  expect(62);
+  const auto uneven = Read(tensors, kGptq);
+  ASSERT_TRUE(uneven.ok()) << uneven.status();
+  EXPECT_THAT(uneven->order, IsEmpty());
+  EXPECT_FALSE(SameForm(*uneven, *uneven));
   // compressed-tensors has -1 where there is no order.
   FileTensors packed = Packed();
   packed["weight_g_idx"] = {"I32", {64}, Words(std::vector<uint32_t>(64, ~0u))};
