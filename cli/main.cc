@@ -148,7 +148,7 @@ void ServeCommand::AddTo(CommandLine* line) {
                   "that is not at all; bf16 does up to twice the arithmetic, "
                   "and bf16-amx many times where a CPU has AMX");
   line->AddChoice("quantization", &quantization,
-                  {"none", "fp8", "int8", "int4"},
+                  {"none", "fp8", "int8", "int4", "w8a8"},
                   "Quantise the layers' weights when loading");
   line->AddChoice(
       "kv-cache-dtype", &kv_dtype,

@@ -65,11 +65,12 @@ absl::StatusOr<std::optional<DType>> ParseKvDType(const std::string& value) {
 absl::StatusOr<std::optional<DType>> ParseQuantization(
     std::string_view flag, const std::string& value) {
   if (value == "none") return std::optional<DType>();
-  for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
+  for (const DType type :
+       {DType::kFp8, DType::kInt8, DType::kInt4, DType::kW8A8}) {
     if (value == kernels::Name(type)) return std::optional<DType>(type);
   }
   return UsageError(absl::StrCat(std::string(flag), " is '", value,
-                                 "', expected none, fp8, int8 or int4"));
+                                 "', expected none, fp8, int8, int4 or w8a8"));
 }
 
 // What a GPU computes in: as the flag says, else as the checkpoint does.
@@ -95,7 +96,7 @@ bool KeepsF32(const std::optional<DType>& flag,
 // Whether products on a CPU have weights whose inputs may be rounded.
 bool HasBf16Products(std::optional<DType> quantisation, bool keeps_f32) {
   if (!quantisation) return !keeps_f32;
-  return quantisation != DType::kInt8 && quantisation != DType::kInt4;
+  return !kernels::HasIntegerProducts(*quantisation);
 }
 
 // What chains on a CPU round their inputs to.

@@ -51,7 +51,7 @@ struct WorkerFlags {
   std::string dtype = "auto";           // of weights: auto, f32, bf16, f16
   // Of products' inputs on a CPU: auto (f32), f32, bf16.
   std::string activation_dtype = "auto";
-  std::string quantization = "none";    // of weights: none, fp8, int8, int4
+  std::string quantization = "none";  // of weights: none, fp8, int8, int4, w8a8
   std::string kv_cache_dtype = "auto";  // auto: f32 for f32 weights, else bf16
   int max_model_len = 0;                // 0: what the model and the pool allow
   int max_num_seqs = 64;

@@ -109,7 +109,7 @@ absl::Status CheckCpuWeights(kernels::DType weights,
   using kernels::DType;
   // Those leave no matrix in f16 but exact ones, as routers of experts are.
   const bool all_codes =
-      (quantisation == DType::kInt8 || quantisation == DType::kInt4) &&
+      quantisation.has_value() && kernels::HasIntegerProducts(*quantisation) &&
       spec.routes.experts == 0 && !spec.latent() && spec.told == 0;
   if (weights != DType::kF16 || all_codes) return absl::OkStatus();
   return UsageError("--dtype is f16, expected auto, f32 or bf16 on a CPU");

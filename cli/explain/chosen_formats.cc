@@ -62,6 +62,7 @@ std::optional<DType> NamedType(std::string_view name) {
   if (name == "fp8" || name == "fp8_e4m3") return DType::kFp8;
   if (name == "int8") return DType::kInt8;
   if (name == "int4") return DType::kInt4;
+  if (name == "w8a8") return DType::kW8A8;
   return std::nullopt;
 }
 

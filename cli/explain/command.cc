@@ -24,7 +24,8 @@ void ExplainCommand::AddTo(CommandLine* line) {
                   {"auto", "f32", "bf16", "f16"},
                   "Of the weights; auto is the checkpoint's");
   line->AddChoice("quantization", &options_.formats.quantization,
-                  {"none", "fp8", "int8", "int4"}, "Of the layers' weights");
+                  {"none", "fp8", "int8", "int4", "w8a8"},
+                  "Of the layers' weights");
   line->AddChoice(
       "kv-cache-dtype", &options_.formats.kv_cache_dtype,
       {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8", "int4"},

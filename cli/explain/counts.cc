@@ -60,7 +60,7 @@ std::vector<double> CumulativeKvRows(Lengths lengths, bool cached) {
 }
 
 DType Formats::head() const {
-  const bool codes = layers == DType::kInt8 || layers == DType::kInt4;
+  const bool codes = kernels::HasIntegerProducts(layers);
   return codes && !from_checkpoint ? DType::kInt8 : weights;
 }
 
@@ -79,9 +79,10 @@ Formats FormatsOf(const ModelSpec& spec, Formats formats, bool gpu) {
     formats.zero_bytes = engine::ZeroBytes(quantisation, gpu);
   } else {
     // CPUs keep e4m3 as bf16, which has all of its numbers.
-    formats.layers = !quantisation.e4m3 ? DType::kInt8
-                     : gpu              ? DType::kFp8
-                                        : DType::kBF16;
+    formats.layers = quantisation.w8a8    ? DType::kW8A8
+                     : !quantisation.e4m3 ? DType::kInt8
+                     : gpu                ? DType::kFp8
+                                          : DType::kBF16;
   }
   return formats;
 }

@@ -55,15 +55,15 @@ std::vector<double> CumulativeKvRows(Lengths lengths, bool cached);
 // How a model is kept in memory.
 struct Formats {
   kernels::DType weights = kernels::DType::kBF16;  // as loaded
-  // kFp8, kInt8 or kInt4 where the layers' matrices are quantised.
+  // kFp8, kInt8, kInt4 or kW8A8 where the layers' matrices are quantised.
   kernels::DType layers = kernels::DType::kBF16;
   std::optional<kernels::DType> experts = std::nullopt;  // unset: as layers
   kernels::DType kv = kernels::DType::kBF16;
 
   bool from_checkpoint = false;  // which holds codes for the layers
   int zero_bytes = 0;            // of theirs in kInt4, beside each scale
-  // The head's: kInt8 beside kInt8 and kInt4, else as the weights; a checkpoint
-  // that was quantised before leaves it alone.
+  // The head's: kInt8 beside layers that have integer products, else as the
+  // weights; a checkpoint that was quantised before leaves it alone.
   kernels::DType head() const;
 };
 

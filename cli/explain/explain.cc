@@ -57,9 +57,8 @@ void ShowProgress(std::string_view what) {
 absl::StatusOr<Machine> MeasureFor(const Explanation& explanation,
                                    const ExplainOptions& options) {
   MeasureMachineOptions measure{.threads = options.threads};
-  const kernels::DType layers = explanation.formats.layers;
   measure.integer_dots =
-      layers == kernels::DType::kInt8 || layers == kernels::DType::kInt4;
+      kernels::HasIntegerProducts(explanation.formats.layers);
   measure.read_bytes = static_cast<size_t>(
       StepWork(explanation.spec, explanation.formats, 1, 0, 1).weight_bytes);
   absl::StatusOr<Machine> machine = MeasureMachine(measure, ShowProgress);

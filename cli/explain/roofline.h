@@ -17,7 +17,7 @@ namespace tandem::explain {
 struct Machine {
   int threads = 0;
   double flops_per_second = 0;  // f32 FMA peak, what attention runs on
-  // What matrices run on: integer dots where they are int8 or int4 codes.
+  // What matrices run on: integer dots where their products are.
   double matrix_flops_per_second = 0;
   double bytes_per_second = 0;  // reads of a set of `read_bytes`
   double read_bytes = 0;

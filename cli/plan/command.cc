@@ -47,7 +47,8 @@ void PlanCommand::AddTo(CommandLine* line) {
   line->AddChoice("dtype", &input_.dtype, {"auto", "f32", "bf16", "f16"},
                   "Of the weights");
   line->AddChoice("quantization", &input_.quantization,
-                  {"none", "fp8", "int8", "int4"}, "Of the layers' weights");
+                  {"none", "fp8", "int8", "int4", "w8a8"},
+                  "Of the layers' weights");
   line->AddChoice(
       "kv-cache-dtype", &input_.kv_cache_dtype,
       {"auto", "f32", "bf16", "f16", "fp8", "fp8_e4m3", "int8", "int4"},

@@ -106,8 +106,11 @@ absl::Status CheckFormats(const PlanInput& input,
 }
 
 absl::Status DoesNotFit(const PlanInput& input, const Plan& plan) {
-  const bool codes = QuantisedAlready(input) || input.quantization == "int8" ||
-                     input.quantization == "int4";
+  const std::optional<DType> quantisation =
+      explain::NamedType(input.quantization);
+  const bool codes =
+      QuantisedAlready(input) ||
+      (quantisation.has_value() && kernels::HasIntegerProducts(*quantisation));
   PlanInput smallest = input;
   smallest.quantization = "int4";
   const int64_t least =

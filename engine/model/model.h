@@ -23,9 +23,9 @@ namespace tandem::engine {
 struct LoadOptions {
   // How matrices are kept. Unset: as in the checkpoint, f16 widened to f32.
   std::optional<kernels::DType> weight_dtype = std::nullopt;
-  // kFp8, kInt8 or kInt4: the layers' matrices are quantised. The embedding and
-  // the head, whose errors no later layer evens out, are not beside fp8, and
-  // are kInt8 beside the others.
+  // kFp8, kInt8, kInt4 or kW8A8: the layers' matrices are quantised. The
+  // embedding and the head, whose errors no later layer evens out, are not
+  // beside fp8, and are kInt8 beside the others.
   std::optional<kernels::DType> quantisation = std::nullopt;
   // Positions that one sequence may have; 0: as many as the model allows.
   int max_positions = 0;

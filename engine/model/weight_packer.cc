@@ -193,6 +193,9 @@ absl::StatusOr<Numbers> WeightPacker::ReadNumbers(const TensorPart& part,
 absl::Status WeightPacker::PackAs(const HostTensor& whole, DType kept,
                                   MatrixUse use,
                                   std::unique_ptr<kernels::Matrix>& matrix) {
+  if (kept == DType::kW8A8 && whole.cols > kernels::kMaxW8A8Inputs) {
+    kept = DType::kInt8;
+  }
   return Keep(use == MatrixUse::kGated ? backend_->PackGatedMatrix(whole, kept)
                                        : backend_->PackMatrix(whole, kept),
               matrix);

@@ -196,6 +196,7 @@ TEST_F(ClusterTest, EveryNumberFormatGivesOneTextWhereverItIsPrefilled) {
         {"--kv-cache-dtype", "int8", "--quantization", "int8"},
         {"--kv-cache-dtype", "int4", "--quantization", "int4"},
         {"--kv-cache-dtype", "int8", "--quantization", "int4"},
+        {"--kv-cache-dtype", "int8", "--quantization", "w8a8"},
         {"--activation-dtype", "bf16"},
         {"--activation-dtype", "bf16-amx"}}) {
     SCOPED_TRACE(absl::StrJoin(arguments, " "));

@@ -146,9 +146,11 @@ TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {
   flags_.activation_dtype = "bf16";
   EXPECT_THAT(std::string(Begin().status().message()),
               HasSubstr("add --dtype bf16"));
-  flags_.quantization = "int8";
-  EXPECT_THAT(std::string(Begin().status().message()),
-              HasSubstr("here they are int8 and f32"));
+  for (const std::string codes : {"w8a8", "int8"}) {
+    flags_.quantization = codes;
+    EXPECT_THAT(std::string(Begin().status().message()),
+                HasSubstr("here they are " + codes + " and f32"));
+  }
   flags_.kv_cache_dtype = "bf16";
   EXPECT_TRUE(Begin().ok());
   flags_.quantization = "fp8";

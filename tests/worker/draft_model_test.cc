@@ -142,15 +142,20 @@ TEST_F(DraftBringUpTest, ACacheOfItsOwnComesOutOfTheSameMemory) {
 }
 
 TEST_F(DraftBringUpTest, HasAQuantisationOfItsOwn) {
-  const auto parts = Begin(Config(R"(, "quantization": "int8")"));
-  ASSERT_TRUE(parts.ok()) << parts.status();
-  EXPECT_EQ(parts->draft.model->weight_format(), "int8");
-  EXPECT_EQ(parts->model->weight_format(), "f32");
-  EXPECT_LT(parts->engine_options.speculation.draft_model.step_cost, 0.3);
+  for (const auto& [quantization, format] :
+       {std::pair{"int8", "int8"}, {"w8a8", "int8+w8a8"}}) {
+    const auto parts = Begin(
+        Config(absl::StrCat(R"(, "quantization": ")", quantization, "\"")));
+    ASSERT_TRUE(parts.ok()) << parts.status();
+    EXPECT_EQ(parts->draft.model->weight_format(), format);
+    EXPECT_EQ(parts->model->weight_format(), "f32");
+    EXPECT_LT(parts->engine_options.speculation.draft_model.step_cost, 0.3);
+  }
   EXPECT_THAT(
       std::string(
           Begin(Config(R"(, "quantization": "awq")")).status().message()),
-      HasSubstr("--speculative-config: quantization is 'awq'"));
+      HasSubstr("--speculative-config: quantization is 'awq', expected none, "
+                "fp8, int8, int4 or w8a8"));
   flags_.quantization = "int4";
   const auto target = Begin(Config(""));
   ASSERT_TRUE(target.ok()) << target.status();

@@ -232,6 +232,7 @@ TEST(KvPlan, ACpuKeepsNoMatrixInF16) {
       {"embeddings beside fp8", DType::kF16, DType::kFp8, Spec(), false},
       {"codes leave none", DType::kF16, DType::kInt8, Spec(), true},
       {"codes leave none", DType::kF16, DType::kInt4, Spec(), true},
+      {"codes leave none", DType::kF16, DType::kW8A8, Spec(), true},
       {"routers of experts", DType::kF16, DType::kInt8, experts, false},
       {"latent attention", DType::kF16, DType::kInt8, latent, false},
       {"a table for each layer", DType::kF16, DType::kInt8, told, false}};

@@ -68,11 +68,15 @@ TEST(ChosenFormatsTest, TheEnvironmentOfWorkersIsUnderstood) {
 TEST(ChosenFormatsTest, AGpuKeepsF16AndAQuantisedModelsCacheIsOfItsWeights) {
   const absl::StatusOr<engine::ModelSpec> spec = LoadConfig("");
   ASSERT_TRUE(spec.ok()) << spec.status();
-  const Formats formats =
-      ChooseFormats(*spec, "float16", {.quantization = "int8"}, /*gpu=*/true);
-  EXPECT_EQ(formats.weights, DType::kF16);
-  EXPECT_EQ(formats.layers, DType::kInt8);
-  EXPECT_EQ(formats.kv, DType::kF16);
+  for (const auto& [quantization, layers] :
+       {std::pair{"int8", DType::kInt8}, {"w8a8", DType::kW8A8}}) {
+    const Formats formats = ChooseFormats(
+        *spec, "float16", {.quantization = quantization}, /*gpu=*/true);
+    EXPECT_EQ(formats.weights, DType::kF16);
+    EXPECT_EQ(formats.layers, layers);
+    EXPECT_EQ(formats.head(), DType::kInt8);
+    EXPECT_EQ(formats.kv, DType::kF16);
+  }
 }
 
 TEST(ChosenFormatsTest, ACheckpointsTypeIsReadFromItsFiles) {

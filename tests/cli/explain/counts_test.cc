@@ -349,8 +349,20 @@ TEST(CountsTest, CodesBringTheirScales) {
   EXPECT_EQ(MatrixBytes(DType::kFp8, 10, 64), 640 + 40);
   EXPECT_EQ(MatrixBytes(DType::kInt8, 10, 64), 640 + 10 * 2 * 2);
   EXPECT_EQ(MatrixBytes(DType::kInt4, 10, 64), 320 + 10 * 2 * 2);
+  EXPECT_EQ(MatrixBytes(DType::kW8A8, 10, 64), 640 + 40);
   EXPECT_EQ((Formats{.layers = DType::kInt4}.head()), DType::kInt8);
+  EXPECT_EQ((Formats{.layers = DType::kW8A8}.head()), DType::kInt8);
   EXPECT_EQ((Formats{.layers = DType::kFp8}.head()), DType::kBF16);
+}
+
+TEST(CountsTest, W8A8OfACheckpointLeavesTheHeadAlone) {
+  engine::ModelSpec spec;
+  spec.quantisation.method = engine::Quantisation::Method::kPlain;
+  EXPECT_EQ(FormatsOf(spec, {}).layers, DType::kInt8);
+  spec.quantisation.w8a8 = true;
+  EXPECT_EQ(FormatsOf(spec, {}).layers, DType::kW8A8);
+  EXPECT_EQ(FormatsOf(spec, {}, /*gpu=*/true).layers, DType::kW8A8);
+  EXPECT_EQ(FormatsOf(spec, {}).head(), DType::kBF16);
 }
 
 TEST(CountsTest, CpusKeepE4m3AsBf16) {

@@ -78,6 +78,12 @@ TEST(PlanTest, BytesOfPublishedShapes) {
        6979321856 / 2 + 6979321856 / 16 +
            2 * (int64_t{525336576} + 525336576 / 16) + 131072 * 512,
        131072},
+      // Layers in one byte each with an f32 scale for each row: of qkv, output,
+      // gate and up, and down.
+      {kLlama8B, "auto", "w8a8", "auto", 8029995008,
+       6979321856 + 4 * 32 * int64_t{6144 + 4096 + 28672 + 4096} +
+           2 * (int64_t{525336576} + 525336576 / 16) + 131072 * 512,
+       131072},
       // 12 layers of 7 077 888 and a tied head of 38 597 376 in 4 bytes, and
       // 1024 x 768 learned positions; K and V: 2 x 12 x 12 x 64 x 4.
       {kGpt2, "f32", "none", "auto", 123532032 + 1024 * 768,
@@ -163,6 +169,17 @@ TEST(PlanTest, QuantisedCheckpointsAreCountedAsTheyAreKept) {
            "config_groups": {"group_0": {"weights": {
              "num_bits": 8, "type": "float", "strategy": "channel"}}}})",
        true, kLayers + 4 * kRows, "layers in fp8"},
+      {R"({"quant_method": "compressed-tensors", "format": "int-quantized",
+           "config_groups": {"group_0": {
+             "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+             "input_activations": {"num_bits": 8, "type": "int",
+                                   "strategy": "token", "dynamic": true}}}})",
+       false, kLayers + 4 * kRows, "layers in w8a8, others in bf16; the chec"},
+      {R"({"quant_method": "compressed-tensors", "format": "int-quantized",
+           "config_groups": {"group_0": {
+             "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+             "input_activations": null}}})",
+       false, kLayers + kLayers / 16, "layers in int8, others in bf16; the c"},
       // As DeepSeek and Qwen publish them: expanded.
       {R"({"quant_method": "fp8", "weight_block_size": [128, 128]})", true,
        2 * kLayers, "in bf16; dequantised, for fp8 in groups"},
