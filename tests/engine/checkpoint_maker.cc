@@ -368,13 +368,15 @@ CodedProduct Fp8Blocks(size_t rows, size_t cols, std::mt19937& random) {
   return made;
 }
 
-json Compressed(const char* format, json weights) {
+json Compressed(const char* format, json weights, json activations = {}) {
   return {{"quant_method", "compressed-tensors"},
           {"format", format},
           {"ignore", {"lm_head"}},
           {"config_groups",
            {{"group_0",
-             {{"targets", {"Linear"}}, {"weights", std::move(weights)}}}}}};
+             {{"targets", {"Linear"}},
+              {"weights", std::move(weights)},
+              {"input_activations", std::move(activations)}}}}}};
 }
 
 }  // namespace
@@ -414,6 +416,18 @@ const std::map<std::string, CodedForm>& CodedForms() {
                                      {"type", "int"},
                                      {"strategy", "channel"},
                                      {"symmetric", true}}),
+        Int8}},
+      {"w8a8",
+       {Compressed("int-quantized",
+                   {{"num_bits", 8},
+                    {"type", "int"},
+                    {"strategy", "channel"},
+                    {"symmetric", true}},
+                   {{"num_bits", 8},
+                    {"type", "int"},
+                    {"strategy", "token"},
+                    {"symmetric", true},
+                    {"dynamic", true}}),
         Int8}},
       {"fp8",
        {Compressed("float-quantized", {{"num_bits", 8},

@@ -200,7 +200,8 @@ TEST_P(Numerics, NorDoTheyWithAnotherKvFormat) {
 
 TEST_P(Numerics, NorWithQuantisedWeights) {
   for (const kernels::DType type :
-       {kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4}) {
+       {kernels::DType::kFp8, kernels::DType::kInt8, kernels::DType::kInt4,
+        kernels::DType::kW8A8}) {
     RigOptions options = Blocks(16);
     options.load.quantisation = type;
     const auto one = NewCpu(1, "avx2");

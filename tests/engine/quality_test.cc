@@ -234,6 +234,7 @@ const std::vector<Row>& Rows() {
       {{"int8 weights, int8 KV", DType::kInt8, DType::kInt8},
        {6e-3, 0.25, 1e-2, 0.96}},
       {{"int4 weights", DType::kF32, DType::kInt4}, {0.13, 4, 0.11, 0.83}},
+      {{"w8a8 weights", DType::kF32, DType::kW8A8}, {3.5e-3, 0.25, 6e-3, 0.96}},
       {{"bf16 inputs, bf16 KV", DType::kBF16, std::nullopt, CpuInputs::kBf16},
        {4e-4, 1.5e-2, 2e-3, 0.985}},
       {{"bf16 inputs in groups, bf16 KV", DType::kBF16, std::nullopt,

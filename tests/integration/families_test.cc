@@ -166,7 +166,8 @@ TEST_P(QuantisedTest, ItsTokensAreThoseOfTheEngineAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Cluster, QuantisedTest,
                          testing::Values("gptq_act_order", "awq", "packed_int4",
-                                         "int8", "fp8", "fp8_blocks", "mxfp4"),
+                                         "int8", "w8a8", "fp8", "fp8_blocks",
+                                         "mxfp4"),
                          [](const auto& test) { return test.param; });
 
 constexpr int kBlock = 16;  // as by default

@@ -36,13 +36,18 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def compressed(fmt: str, bits: int, kind: str, strategy: str, group: int | None,
-               block: list[int] | None = None) -> dict:
+               block: list[int] | None = None, activations: dict | None = None) -> dict:
     return {"quant_method": "compressed-tensors", "format": fmt, "ignore": ["lm_head"],
             "kv_cache_scheme": None, "config_groups": {"group_0": {
-                "targets": ["Linear"], "input_activations": None,
+                "targets": ["Linear"], "input_activations": activations,
                 "weights": {"num_bits": bits, "type": kind, "strategy": strategy,
                             "group_size": group, "symmetric": True,
                             "block_structure": block}}}}
+
+
+def int8_activations(strategy: str, dynamic: bool = True, symmetric: bool = True) -> dict:
+    return {"num_bits": 8, "type": "int", "strategy": strategy, "dynamic": dynamic,
+            "symmetric": symmetric, "group_size": None}
 
 
 # name: (quantization_config, bits, group (0: by row), zeros)
@@ -88,6 +93,16 @@ FORMATS = {
                                "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, 8, 0, False),
     "fp8, blocks": ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
                      "weight_block_size": [128, 128]}, 8, 128, False),
+    # W8A8: scales of activations are of tokens, and found on the fly.
+    "int-quantized, tokens": (compressed("int-quantized", 8, "int", "channel", None,
+                                         activations=int8_activations("token")), 8, 0, False),
+    "naive-quantized, one scale each": (
+        compressed("naive-quantized", 8, "int", "tensor", None,
+                   activations=int8_activations("tensor", dynamic=False)), 8, 0, False),
+    # Not W8A8: tokens have zeros.
+    "int-quantized, zeros of tokens": (
+        compressed("int-quantized", 8, "int", "channel", None,
+                   activations=int8_activations("token", symmetric=False)), 8, 0, False),
 }
 
 
@@ -142,6 +157,14 @@ def is_exact(config: dict) -> bool:
     """Whether what enters a product is not rounded to int8."""
     return (config.get("format") in ("float-quantized", "nvfp4-pack-quantized")
             or config["quant_method"] in ("fp8", "modelopt") or bool(config.get("desc_act")))
+
+
+def has_token_scales(config: dict) -> bool:
+    """Whether int8 codes of rows meet tokens that have one scale each (W8A8)."""
+    group = config.get("config_groups", {}).get("group_0", {})
+    inputs = group.get("input_activations")
+    return bool(inputs and inputs["symmetric"]
+                and group["weights"]["strategy"] in ("channel", "tensor"))
 
 
 def strategy_of(config: dict) -> str:
@@ -217,9 +240,13 @@ def make_product(rng, name: str, rows: int, cols: int, form):
         return {name + ".qweight": ("I32", pack_words(reorder(codes.T), 4)),
                 name + ".qzeros": ("I32", pack_words(reorder(zeros.T), 4)),
                 name + ".scales": ("F16", scales.T)}, weights
-    if fmt == "int-quantized":
-        return {name + ".weight": ("I8", (codes - middle).astype(np.int8)),
-                name + ".weight_scale": ("F16", stored)}, weights
+    if fmt in ("int-quantized", "naive-quantized"):
+        tensors = {name + ".weight": ("I8", (codes - middle).astype(np.int8))}
+        if strategy_of(config) == "tensor":
+            stored = scales[0, :1]
+            weights = (codes - middle) * np.float64(stored[0])
+            tensors[name + ".input_scale"] = ("F32", np.ones(1, np.float32))
+        return tensors | {name + ".weight_scale": ("F16", stored)}, weights
     tensors = {name + ".weight_packed": ("I32", pack_words(codes, bits)),
                name + ".weight_scale": ("F16", scales),
                name + ".weight_shape": ("I64", np.array([rows, cols]))}
@@ -285,11 +312,13 @@ def main() -> None:
     from forward_numpy import NumpyModel
 
     class Rounding(NumpyModel):
-        """Rounds what enters a quantised product to int8, in groups of 32."""
+        """Rounds what enters a quantised product to int8: in groups of 32, of W8A8 each
+        token as a whole."""
 
         def __init__(self, weights: dict, config: dict) -> None:
             self.config, self.weights = CONFIG, weights
             self.exact = []
+            self.tokens = has_token_scales(config)
             if is_exact(config):
                 self.exact = list(PRODUCTS)
             elif "modules_to_not_convert" in config:
@@ -297,7 +326,7 @@ def main() -> None:
 
         def linear(self, name, x):
             if not name.endswith(tuple(self.exact)):
-                groups = x.reshape(len(x), -1, 32)
+                groups = x.reshape(len(x), -1, x.shape[1] if self.tokens else 32)
                 scale = np.abs(groups).max(-1, keepdims=True) / 127
                 x = (np.rint(groups / scale) * scale).reshape(x.shape)
             return super().linear(name, x)

@@ -102,10 +102,26 @@ TEST_F(DequantisedTest, OrdersApartAreTheNumbersInF32) {
 
 // Where a part of a head turns, rows stand in another order than in the file.
 TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
-  for (const char* form : {"gptq_act_order", "packed_int4", "int8"}) {
+  for (const char* form : {"gptq_act_order", "packed_int4", "int8", "w8a8"}) {
     WriteBoth("phi4_mini_f32", form);
     ExpectNearlyThePlain(form);
   }
+}
+
+TEST_F(DequantisedTest, W8A8IsKeptAsItIs) {
+  WriteBoth("llama2_mha_f32", "w8a8");
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
+  EXPECT_EQ((*model)->weight_format(), "f32+w8a8");
+  EXPECT_EQ((*model)->embedding().dtype(), DType::kF32) << "as it was left";
+  for (const Model::Layer& layer : (*model)->layers()) {
+    for (const auto* matrix :
+         {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      EXPECT_EQ((*matrix)->dtype(), DType::kW8A8);
+    }
+  }
+  ExpectNearlyThePlain("w8a8");
 }
 
 // Quantisers to GPTQ write them for every product.
@@ -300,8 +316,10 @@ TEST_F(DequantisedTest, LatentAttentionOfFp8BlocksIsTheirNumbers) {
       EXPECT_EQ(Logits(dir_, kept), Logits(plain_, kept)) << name;
     }
   }
-  WriteBoth("deepseek_v3_f32", "int8");
-  ExpectNearlyThePlain("int8");
+  for (const char* form : {"int8", "w8a8"}) {
+    WriteBoth("deepseek_v3_f32", form);
+    ExpectNearlyThePlain(form);
+  }
 }
 
 TEST_F(DequantisedTest, Fp8BlocksWithoutScalesAreRefused) {

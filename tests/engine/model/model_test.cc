@@ -293,6 +293,45 @@ TEST_F(ModelTest, WhatLayersAreToldIsScaledInItsOwnType) {
   }
 }
 
+TEST_F(ModelTest, EmbeddingsAreInt8BesideIntegerProducts) {
+  Write("llama2_mha_f32");
+  for (const auto& [quantisation, embedding] :
+       {std::pair{DType::kFp8, DType::kF32},
+        {DType::kInt8, DType::kInt8},
+        {DType::kInt4, DType::kInt8},
+        {DType::kW8A8, DType::kInt8}}) {
+    const auto model = Load({.quantisation = quantisation});
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->embedding().dtype(), embedding) << Name(quantisation);
+    EXPECT_EQ((*model)->head().dtype(), embedding) << Name(quantisation);
+    if (quantisation == DType::kFp8) continue;  // numbers alone, on a CPU
+    EXPECT_EQ((*model)->layers()[0].qkv->dtype(), quantisation);
+    EXPECT_EQ((*model)->layers()[0].gate_up->dtype(), quantisation);
+    EXPECT_EQ((*model)->layers()[0].down->dtype(), quantisation);
+    EXPECT_THAT((*model)->dequantised(), testing::IsEmpty());
+  }
+}
+
+// Its sums would outgrow 32 bits.
+TEST_F(ModelTest, RowsTooLongForW8A8BecomeInt8) {
+  constexpr int kCols = kernels::kMaxW8A8Inputs + 32;
+  dir_.Write(
+      "model.safetensors",
+      SafetensorsFile(
+          {{"p.weight", {"BF16", {2, kCols}, Zeros(size_t{2} * 2 * kCols)}}}));
+  const auto file = Checkpoint::Open(dir_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const ModelSpec spec;
+  const LoadOptions options{.quantisation = DType::kW8A8};
+  WeightPacker packer(spec, *file, options, backend_.get(),
+                      [](uint64_t, uint64_t) {});
+  std::unique_ptr<kernels::Matrix> matrix;
+  const absl::Status packed =
+      packer.Pack({{"p.weight", 2}}, kCols, MatrixUse::kProduct, matrix);
+  ASSERT_TRUE(packed.ok()) << packed;
+  EXPECT_EQ(matrix->dtype(), DType::kInt8);
+}
+
 // The table of what layers are told is much of a small model.
 TEST_F(ModelTest, WhatLayersAreToldOfTokensIsNotQuantised) {
   Write("gemma4_few_f32");
@@ -427,10 +466,11 @@ TEST_F(ModelTest, WeightsTakeAtLeastWhatTheirNumbersDo) {
   EXPECT_EQ(LeastWeightBytes(*file, *spec, {}), whole);
   EXPECT_EQ(LeastWeightBytes(*file, *spec, {.weight_dtype = DType::kBF16}),
             whole / 2);
-  EXPECT_EQ(
-      LeastWeightBytes(*file, *spec,
-                       {.weight_dtype = {}, .quantisation = DType::kInt8}),
-      whole / 4);
+  for (const DType bytes : {DType::kInt8, DType::kW8A8}) {
+    EXPECT_EQ(LeastWeightBytes(*file, *spec,
+                               {.weight_dtype = {}, .quantisation = bytes}),
+              whole / 4);
+  }
   EXPECT_EQ(
       LeastWeightBytes(*file, *spec,
                        {.weight_dtype = {}, .quantisation = DType::kInt4}),
