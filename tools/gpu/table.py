@@ -52,12 +52,12 @@ GOALS = [
     # How far they come is to be seen first.
     *(
         Goal(f"decode.{weights}.{batch}", decode(weights, batch).figure, "")
-        for weights in ("int8", "int4")
+        for weights in ("int8", "int4", "w8a8")
         for batch in (1, 64, 256)
     ),
     *(
         Goal(f"prefill.{weights}.2048", prefill(weights, 2048).figure, "")
-        for weights in ("int8", "int4")
+        for weights in ("int8", "int4", "w8a8")
     ),
     Goal(
         "attention.decode",
