@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/matmul_codes.cuh"
+#include "kernels/cuda/quantise_rows.cuh"
 
 namespace tandem::kernels::cuda {
 namespace {
@@ -33,7 +34,7 @@ int LaunchQuantiseRows(const Stream& stream, DType activation,
                        const QuantiseRowsParams& p) {
   if (p.tokens == 0) return 0;
   return WithElement(activation, [&](auto element) {
-    using Kernel = QuantiseRowsKernel<decltype(element)>;
+    using Kernel = QuantiseGroupsKernel<decltype(element)>;
     const int groups = WeightBlocks(p.cols) * kGroupsPerBlock;
     return Launch(stream,
                   {(p.tokens + kCodeTokens - 1) / kCodeTokens,

@@ -6,9 +6,8 @@
 // chain. So neither tiles nor tokens show in the bits, and those of an f32
 // model are the CPU backend's.
 //
-// Tokens are quantised first, by a kernel of their own, into what the
-// instruction's second operand is: for each 8 tokens and group a record of
-// [8 tokens][32] codes and [8] f32 scales. Input 8t + j of a group is the
+// Tokens are quantised first, by a kernel of their own (quantise_rows.cuh),
+// into what the instruction's second operand is. Input 8t + j of a group is the
 // instruction's 4t + j (j < 4) or 16 + 4t + j - 4, on both sides.
 //
 // A block of threads owns kRows x kTokens outputs and all of cols; both
@@ -20,44 +19,8 @@
 
 #include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/matmul.cuh"
-#include "kernels/quantise.h"
 
 namespace tandem::kernels::cuda {
-
-// Grid: tiles of 8 tokens, pieces of kGroups groups. A warp has a token.
-template <typename T>
-struct QuantiseRowsKernel {
-  static constexpr int kThreads = 32 * kCodeTokens;
-  static constexpr int kGroups = 8;
-  QuantiseRowsParams p;
-
-  TANDEM_DEVICE void operator()(Grid& g) const {
-    const int groups = WeightBlocks(p.cols) * kGroupsPerBlock;
-    const int end = Smaller((g.block_y() + 1) * kGroups, groups);
-    const int token = g.block_x() * kCodeTokens + g.warp();
-    const T* const x = static_cast<const T*>(p.x) + token * p.x_stride;
-    for (int group = g.block_y() * kGroups; group < end; ++group) {
-      const int col = group * kCodeGroup + g.lane();
-      const float value =
-          token < p.tokens && col < p.cols ? ToFloat(x[col]) : 0.0f;
-      uint32_t most = MagnitudeKey(value);
-#pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) {
-        const uint32_t other = g.ShuffleXor(most, mask);
-        most = other > most ? other : most;
-      }
-      const VectorQuantiser quantiser(DType::kInt8, most);
-      std::byte* const record =
-          p.out + (int64_t{g.block_x()} * groups + group) * kCodeRecordBytes;
-      record[g.warp() * kCodeGroup + g.lane()] =
-          static_cast<std::byte>(quantiser(value));
-      if (g.lane() == 0) {
-        reinterpret_cast<float*>(record + kCodeTokens * kCodeGroup)[g.warp()] =
-            quantiser.scale;
-      }
-    }
-  }
-};
 
 // What runs for up to so many tokens.
 using MatMulCodes8 = MatMulTiles<2, 1, 1, 1, 1, 8>;
@@ -86,7 +49,7 @@ struct MatMulCodesKernel {
                                           ? kStageBytes* Tiles::kStages
                                           : kOutBytes;
 
-  MatMulParams p;  // x: what QuantiseRowsKernel gives
+  MatMulParams p;  // x: what LaunchQuantiseRows gives
 
   TANDEM_HOST_DEVICE static constexpr int RowTiles(int rows) {
     return (rows + Tiles::kRows - 1) / Tiles::kRows;

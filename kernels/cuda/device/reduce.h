@@ -33,6 +33,15 @@ struct Least64 {
   }
 };
 
+TANDEM_DEVICE uint32_t GreatestOfWarp(Grid& g, uint32_t value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const uint32_t other = g.ShuffleXor(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
 template <typename Operation>
 TANDEM_DEVICE uint64_t ReduceWarp(Grid& g, uint64_t value,
                                   const Operation& operation) {
