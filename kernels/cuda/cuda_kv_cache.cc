@@ -37,8 +37,9 @@ absl::Status CheckShape(const KvShape& shape, DType activation) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to ", kMaxBlockSize));
   }
-  if (activation != DType::kF32 && shape.dtype != activation &&
-      !IsQuantised(shape.dtype)) {
+  const bool kept = activation == DType::kF32 || shape.dtype == activation ||
+                    IsQuantised(shape.dtype);
+  if (!kept || shape.dtype == DType::kW8A8) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
                      ", expected fp8, int8, int4 or the activations' ",

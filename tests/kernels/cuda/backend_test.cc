@@ -66,6 +66,9 @@ TEST(CudaBackend, ACacheTakesHeadsOfLatentAttentionAndNoWiderOnes) {
                 .num_blocks = 2,
                 .dtype = (*backend)->activation_type()};
   EXPECT_TRUE((*backend)->NewKvCache(shape).ok());
+  shape.dtype = DType::kW8A8;  // of weights alone
+  EXPECT_FALSE((*backend)->NewKvCache(shape).ok());
+  shape.dtype = (*backend)->activation_type();
   shape.head_dim = 584;
   const auto refused = (*backend)->NewKvCache(shape);
   ASSERT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
