@@ -18,6 +18,7 @@ WeightType WeightTypeOf(DType type) {
          : type == DType::kFp8  ? WeightType::kE4M3
          : type == DType::kInt8 ? WeightType::kInt8
          : type == DType::kInt4 ? WeightType::kInt4
+         : type == DType::kW8A8 ? WeightType::kW8A8
          : type == DType::kBF16 ? WeightType::kBF16
                                 : WeightType::kF16;
 }
@@ -35,11 +36,14 @@ absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
   if (absl::Status status = CheckRows(source.rows, order); !status.ok()) {
     return status;
   }
+  if (absl::Status status = CheckInputs(dtype, source.cols); !status.ok()) {
+    return status;
+  }
   if (activation_ != DType::kF32 && dtype != activation_ &&
       !IsQuantised(dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("matrices are ", std::string(Name(dtype)),
-                     ", expected fp8, int8, int4 or the activations' ",
+                     ", expected fp8, int8, int4, w8a8 or the activations' ",
                      std::string(Name(activation_)), " on a GPU"));
   }
   const WeightType type = WeightTypeOf(dtype);
@@ -90,7 +94,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
     absl::StatusOr<std::unique_ptr<Memory>> memory =
         Uploaded(scales.data(), scales.size() * sizeof(float));
     if (!memory.ok()) return memory.status();
-    if (IsGrouped(type)) {
+    if (HasIntegerProducts(type)) {
       MutexLock lock(&mutex_);
       most_code_inputs_ = std::max(most_code_inputs_, cols);
     }

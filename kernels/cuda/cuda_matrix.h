@@ -65,7 +65,7 @@ class MatrixPacker {
   absl::StatusOr<std::unique_ptr<Memory>> Uploaded(const void* from,
                                                    size_t bytes);
 
-  // Columns of the widest IsGrouped matrix so far.
+  // Columns of the widest HasIntegerProducts matrix so far.
   int most_code_inputs();
 
  private:

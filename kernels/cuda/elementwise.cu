@@ -39,6 +39,8 @@ int LaunchEmbed(const Stream& stream, DType activation, WeightType type,
         return run(EmbedKernel<T, WeightType::kInt4Zeros>{});
       case WeightType::kE2m1:
         return run(EmbedKernel<T, WeightType::kE2m1>{});
+      case WeightType::kW8A8:
+        return run(EmbedKernel<T, WeightType::kW8A8>{});
     }
     return kInvalidLaunch;
   });

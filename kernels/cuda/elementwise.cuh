@@ -28,6 +28,8 @@ TANDEM_DEVICE float LoadWeight(const std::byte* p) {
     return ToFloat(BFloat16{*reinterpret_cast<const uint16_t*>(p)});
   } else if constexpr (kType == WeightType::kF16) {
     return ToFloat(Half{*reinterpret_cast<const uint16_t*>(p)});
+  } else if constexpr (kType == WeightType::kW8A8) {
+    return FloatFromCode(DType::kInt8, *reinterpret_cast<const uint8_t*>(p));
   } else {
     return LowOfPair<BFloat16>(
         FromE4M3Pair<BFloat16>(*reinterpret_cast<const uint8_t*>(p)));

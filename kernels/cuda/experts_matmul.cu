@@ -76,6 +76,8 @@ int LaunchExpertProduct(const Stream& stream, DType activation, WeightType type,
       return RunCodes<WeightType::kInt4Zeros>(stream, activation, tile_rows, p);
     case WeightType::kE2m1:
       return RunCodes<WeightType::kE2m1>(stream, activation, tile_rows, p);
+    case WeightType::kW8A8:
+      return RunCodes<WeightType::kW8A8>(stream, activation, tile_rows, p);
     case WeightType::kF32:
       if (f32) return RunF32<WeightType::kF32>(stream, tile_rows, p);
       break;

@@ -233,12 +233,25 @@ struct MatMulHeadsParams {
 int LaunchMatMulHeads(const Stream& stream, DType activation, WeightType type,
                       const MatMulHeadsParams& params);
 
-// Rows of activations as products with int8 and int4 weights take them:
-// quantised in groups of kCodeGroup inputs. For each kCodeTokens tokens and
-// group, columns padded to whole blocks of weights, a record of [8 tokens][32]
-// codes and [8] f32 scales. Tokens and columns that are not there are zeros.
+// Rows of activations as products with weights of HasIntegerProducts take them,
+// columns padded to whole blocks of weights. Tokens and columns that are not
+// there are zeros.
+//
+//   int8, int4  quantised in groups of kCodeGroup inputs: for each kCodeTokens
+//               tokens and group a record of [8 tokens][32] codes and [8] f32
+//               scales
+//   W8A8        each token as a whole: for each kCodeTokens tokens
+//               [group][8 tokens][32] codes, then [8] f32 scales
 inline constexpr int kCodeTokens = 8;
-inline constexpr int kCodeRecordBytes = kCodeTokens * (kCodeGroup + 4);
+inline constexpr int kCodeScaleBytes = kCodeTokens * 4;
+inline constexpr int kCodeRecordBytes =
+    kCodeTokens * kCodeGroup + kCodeScaleBytes;
+// Of kCodeTokens tokens as W8A8 takes them.
+TANDEM_HOST_DEVICE constexpr int64_t WholeCodeRowsBytes(int cols) {
+  return int64_t{WeightBlocks(cols)} * kWeightBlock * kCodeTokens +
+         kCodeScaleBytes;
+}
+// Of either; W8A8, with fewer scales, leaves some of it.
 constexpr int64_t CodeRowsBytes(int tokens, int cols) {
   return int64_t{(tokens + kCodeTokens - 1) / kCodeTokens} *
          WeightBlocks(cols) * kGroupsPerBlock * kCodeRecordBytes;
@@ -249,10 +262,11 @@ struct QuantiseRowsParams {
   int64_t x_stride;
   int tokens;
   int cols;
+  bool whole = false;  // as W8A8 takes them
 };
 int LaunchQuantiseRows(const Stream& stream, DType activation,
                        const QuantiseRowsParams& params);
-// LaunchMatMul with weights of IsGrouped; params.x is what
+// LaunchMatMul with weights of HasIntegerProducts; params.x is what
 // LaunchQuantiseRows made of the tokens.
 int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
                       const MatMulParams& params);
@@ -319,8 +333,8 @@ struct SumExpertsParams {
 int LaunchSumExperts(const Stream& stream, DType activation,
                      const SumExpertsParams& params);
 
-// LaunchMatMul, or with weights of IsGrouped LaunchMatMulCodes, of each tile
-// with its expert's matrix.
+// LaunchMatMul, or with weights of HasIntegerProducts LaunchMatMulCodes, of
+// each tile with its expert's matrix.
 struct ExpertMatrix {
   const std::byte* weights;
   const float* scales;

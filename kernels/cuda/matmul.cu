@@ -102,7 +102,7 @@ int RunF32(const Stream& stream, const MatMulParams& p) {
 int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
                  const MatMulParams& p) {
   if (p.tokens == 0 || p.rows == 0) return 0;
-  if (IsGrouped(type)) return kInvalidLaunch;  // LaunchMatMulCodes's
+  if (HasIntegerProducts(type)) return kInvalidLaunch;  // of LaunchMatMulCodes
   if (activation == DType::kF32) {
     switch (type) {
       case WeightType::kF32:
@@ -117,6 +117,7 @@ int LaunchMatMul(const Stream& stream, DType activation, WeightType type,
       case WeightType::kInt4:
       case WeightType::kInt4Zeros:
       case WeightType::kE2m1:
+      case WeightType::kW8A8:
         break;
     }
   }

@@ -34,12 +34,17 @@ int LaunchQuantiseRows(const Stream& stream, DType activation,
                        const QuantiseRowsParams& p) {
   if (p.tokens == 0) return 0;
   return WithElement(activation, [&](auto element) {
-    using Kernel = QuantiseGroupsKernel<decltype(element)>;
+    const int tiles = (p.tokens + kCodeTokens - 1) / kCodeTokens;
+    if (p.whole) {
+      using Whole = QuantiseWholeRowsKernel<decltype(element)>;
+      return Launch(stream, {tiles * kCodeTokens, 1, 1}, Whole::Threads(p.cols),
+                    Whole::kSharedBytes, Whole{p});
+    }
+    using Groups = QuantiseGroupsKernel<decltype(element)>;
     const int groups = WeightBlocks(p.cols) * kGroupsPerBlock;
     return Launch(stream,
-                  {(p.tokens + kCodeTokens - 1) / kCodeTokens,
-                   (groups + Kernel::kGroups - 1) / Kernel::kGroups, 1},
-                  Kernel::kThreads, 0, Kernel{p});
+                  {tiles, (groups + Groups::kGroups - 1) / Groups::kGroups, 1},
+                  Groups::kThreads, 0, Groups{p});
   });
 }
 
@@ -49,6 +54,8 @@ int LaunchMatMulCodes(const Stream& stream, DType activation, WeightType type,
   return WithElement(activation, [&](auto element) {
     using T = decltype(element);
     return type == WeightType::kInt8 ? RunTiles<T, WeightType::kInt8>(stream, p)
+           : type == WeightType::kW8A8
+               ? RunTiles<T, WeightType::kW8A8>(stream, p)
            : type == WeightType::kInt4
                ? RunTiles<T, WeightType::kInt4>(stream, p)
            : type == WeightType::kE2m1

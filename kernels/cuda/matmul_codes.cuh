@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with int8 and int4 weights (kernels/quantise.h): of each group of 32
-// inputs the integer matrix instruction m16n8k32 gives the exact sum, which a
-// fused multiply-add with both scales puts behind the output's chain, group by
-// group in ascending order; the row's power of two multiplies the finished
-// chain. So neither tiles nor tokens show in the bits, and those of an f32
-// model are the CPU backend's.
+// Products with int8, int4 and W8A8 weights (kernels/quantise.h): of each group
+// of 32 inputs the integer matrix instruction m16n8k32 gives the exact sum. Of
+// int8 and int4 a fused multiply-add with both scales puts it behind the
+// output's chain, group by group in ascending order; of W8A8, whose scales are
+// those of whole rows, the instruction itself adds all groups' sums, and the
+// token's scale multiplies the last of them. The row's scale multiplies the
+// finished chain. So neither tiles nor tokens show in the bits, and those of an
+// f32 model are the CPU backend's.
 //
 // Tokens are quantised first, by a kernel of their own (quantise_rows.cuh),
 // into what the instruction's second operand is. Input 8t + j of a group is the
@@ -16,6 +18,8 @@
 
 #ifndef TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
 #define TANDEM_KERNELS_CUDA_MATMUL_CODES_CUH_
+
+#include <type_traits>
 
 #include "kernels/cuda/device/codes.h"
 #include "kernels/cuda/matmul.cuh"
@@ -33,21 +37,31 @@ struct MatMulCodesKernel {
   static constexpr int kThreads = Tiles::kThreads;
   static constexpr bool kFourBit = IsFourBit(kWeight);
   static constexpr bool kZeros = kWeight == WeightType::kInt4Zeros;
+  static constexpr bool kWhole = kWeight == WeightType::kW8A8;
   static constexpr int kTileBytes = kFourBit ? 512 : 1024;  // of 16 rows
   static constexpr int kCodeBytes = Tiles::kRows / 16 * kTileBytes;
-  static constexpr int kScaleBytes = kGroupsPerBlock * Tiles::kRows * 2;
+  static constexpr int kScaleBytes =
+      kWhole ? 0 : kGroupsPerBlock * Tiles::kRows * 2;
   static constexpr int kZeroBytes = kZeros ? kGroupsPerBlock * Tiles::kRows : 0;
   static constexpr int kWeightBytes = kCodeBytes + kScaleBytes + kZeroBytes;
-  static constexpr int kTokenTileBytes = kGroupsPerBlock * kCodeRecordBytes;
+  static constexpr int kRecordBytes =
+      kWhole ? kCodeTokens * kCodeGroup : kCodeRecordBytes;
+  static constexpr int kTokenTileBytes = kGroupsPerBlock * kRecordBytes;
   static constexpr int kStageBytes =
       kWeightBytes + Tiles::kTokens / kCodeTokens * kTokenTileBytes;
   // The results pass through shared memory, so that a warp writes whole rows.
   static constexpr int kOutStride = Tiles::kRows + 8;
   static constexpr int kOutBytes =
       Tiles::kTokens * kOutStride * static_cast<int>(sizeof(T));
-  static constexpr int kSharedBytes = kStageBytes * Tiles::kStages > kOutBytes
-                                          ? kStageBytes* Tiles::kStages
-                                          : kOutBytes;
+  // Behind it all the scales of W8A8's tokens.
+  static constexpr int kScalesAt = kStageBytes * Tiles::kStages > kOutBytes
+                                       ? kStageBytes* Tiles::kStages
+                                       : kOutBytes;
+  static constexpr int kSharedBytes =
+      kScalesAt + (kWhole ? Tiles::kTokens * 4 : 0);
+
+  // What an output is before its token's and its row's scales.
+  using Sum = std::conditional_t<kWhole, int32_t, float>;
 
   MatMulParams p;  // x: what LaunchQuantiseRows gives
 
@@ -56,6 +70,12 @@ struct MatMulCodesKernel {
   }
   TANDEM_HOST_DEVICE static constexpr int TokenTiles(int tokens) {
     return (tokens + Tiles::kTokens - 1) / Tiles::kTokens;
+  }
+
+  // Of kCodeTokens tokens.
+  TANDEM_DEVICE int64_t TokenBytes() const {
+    return kWhole ? WholeCodeRowsBytes(p.cols)
+                  : int64_t{WeightBlocks(p.cols)} * kTokenTileBytes;
   }
 
   // 16 bytes, or zeros.
@@ -100,10 +120,22 @@ struct MatMulCodesKernel {
     for (int i = g.thread(); i < Tiles::kTokens / kCodeTokens * kPieces;
          i += kThreads) {
       const int tile = first + i / kPieces;
-      Copy(
-          g, to + kWeightBytes + i * 16, static_cast<const std::byte*>(p.x),
-          (int64_t{tile} * blocks + block) * kTokenTileBytes + i % kPieces * 16,
-          tile < end);
+      Copy(g, to + kWeightBytes + i * 16, static_cast<const std::byte*>(p.x),
+           tile * TokenBytes() + block * kTokenTileBytes + i % kPieces * 16,
+           tile < end);
+    }
+  }
+
+  // [kTokens], of W8A8.
+  TANDEM_DEVICE void CopyTokenScales(Grid& g, int token, std::byte* to) const {
+    constexpr int kPieces = kCodeScaleBytes / 16;
+    const int end = (p.tokens + kCodeTokens - 1) / kCodeTokens;
+    for (int i = g.thread(); i < Tiles::kTokens / kCodeTokens * kPieces;
+         i += kThreads) {
+      const int tile = token / kCodeTokens + i / kPieces;
+      Copy(g, to + i * 16, static_cast<const std::byte*>(p.x),
+           (tile + 1) * TokenBytes() - kCodeScaleBytes + i % kPieces * 16,
+           tile < end);
     }
   }
 
@@ -172,24 +204,25 @@ struct MatMulCodesKernel {
 
   TANDEM_DEVICE static void Step(
       Grid& g, const std::byte* stage, int warp_row, int warp_token, int group,
-      float (&chain)[Tiles::kTilesM][Tiles::kTilesN][4]) {
+      Sum (&sums)[Tiles::kTilesM][Tiles::kTilesN][4]) {
     uint32_t b[Tiles::kTilesN][2];
-    float token_scale[Tiles::kTilesN][2];
+    [[maybe_unused]] float token_scale[Tiles::kTilesN][2];
 #pragma unroll
     for (int n = 0; n < Tiles::kTilesN; ++n) {
       const std::byte* const record =
           stage + kWeightBytes +
           (warp_token / kCodeTokens + n) * kTokenTileBytes +
-          group * kCodeRecordBytes;
+          group * kRecordBytes;
       const uint32_t* const codes =
           reinterpret_cast<const uint32_t*>(record) + g.lane() * 2;
-      const float* const scales =
-          reinterpret_cast<const float*>(record + kCodeTokens * kCodeGroup) +
-          g.lane() % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        b[n][i] = codes[i];
-        token_scale[n][i] = scales[i];
+      for (int i = 0; i < 2; ++i) b[n][i] = codes[i];
+      if constexpr (!kWhole) {
+        const float* const scales =
+            reinterpret_cast<const float*>(record + kCodeTokens * kCodeGroup) +
+            g.lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) token_scale[n][i] = scales[i];
       }
     }
 #pragma unroll
@@ -200,23 +233,35 @@ struct MatMulCodesKernel {
                 stage + kCodeBytes + kScaleBytes + group * Tiles::kRows + row +
                     g.lane() / 4,
                 a);
-      const Half* const scales =
-          reinterpret_cast<const Half*>(stage + kCodeBytes) +
-          group * Tiles::kRows + row + g.lane() / 4;
-      const float row_scale[2] = {ToFloat(scales[0]), ToFloat(scales[8])};
+      if constexpr (kWhole) {
 #pragma unroll
-      for (int n = 0; n < Tiles::kTilesN; ++n) {
-        int32_t dot[4] = {};
-        MmaS8(g, dot, a, b[n]);
+        for (int n = 0; n < Tiles::kTilesN; ++n) MmaS8(g, sums[m][n], a, b[n]);
+      } else {
+        const Half* const scales =
+            reinterpret_cast<const Half*>(stage + kCodeBytes) +
+            group * Tiles::kRows + row + g.lane() / 4;
+        const float row_scale[2] = {ToFloat(scales[0]), ToFloat(scales[8])};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float sum = static_cast<float>(
-              kWeight == WeightType::kInt4 ? dot[i] >> 4 : dot[i]);
-          chain[m][n][i] =
-              Fma(sum, Mul(row_scale[i / 2], token_scale[n][i % 2]),
-                  chain[m][n][i]);
+        for (int n = 0; n < Tiles::kTilesN; ++n) {
+          AddGroup(g, a, b[n], row_scale, token_scale[n], sums[m][n]);
         }
       }
+    }
+  }
+
+  // An instruction's results behind their chains.
+  TANDEM_DEVICE static void AddGroup(Grid& g, const uint32_t (&a)[4],
+                                     const uint32_t (&b)[2],
+                                     const float (&row_scale)[2],
+                                     const float (&token_scale)[2],
+                                     float (&chain)[4]) {
+    int32_t dot[4] = {};
+    MmaS8(g, dot, a, b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float sum = static_cast<float>(
+          kWeight == WeightType::kInt4 ? dot[i] >> 4 : dot[i]);
+      chain[i] = Fma(sum, Mul(row_scale[i / 2], token_scale[i % 2]), chain[i]);
     }
   }
 
@@ -232,8 +277,9 @@ struct MatMulCodesKernel {
     const int warp_row = g.warp() % Tiles::kWarpsM * (16 * Tiles::kTilesM);
     const int warp_token = g.warp() / Tiles::kWarpsM * (8 * Tiles::kTilesN);
     const int stages = WeightBlocks(p.cols);
-    float chain[Tiles::kTilesM][Tiles::kTilesN][4] = {};
+    Sum sums[Tiles::kTilesM][Tiles::kTilesN][4] = {};
 
+    if constexpr (kWhole) CopyTokenScales(g, token, ring + kScalesAt);
 #pragma unroll
     for (int s = 0; s < Tiles::kStages - 1; ++s) {
       if (s < stages) CopyStage(g, row, token, s, ring + s * kStageBytes);
@@ -253,20 +299,26 @@ struct MatMulCodesKernel {
       CopyAsyncCommit(g);
 #pragma unroll
       for (int group = 0; group < kGroupsPerBlock; ++group) {
-        Step(g, ring + slot * kStageBytes, warp_row, warp_token, group, chain);
+        Step(g, ring + slot * kStageBytes, warp_row, warp_token, group, sums);
       }
       slot = slot == Tiles::kStages - 1 ? 0 : slot + 1;
     }
     CopyAsyncWait<0>(g);
     g.Barrier();
-    WriteResults(g, row, token, warp_row, warp_token, chain,
-                 reinterpret_cast<T*>(ring));
+    WriteResults(g, row, token, warp_row, warp_token, sums);
+  }
+
+  // What the row's scale multiplies; t: a token of the tile.
+  TANDEM_DEVICE static float Finished(Grid&, float chain, int) { return chain; }
+  TANDEM_DEVICE static float Finished(Grid& g, int32_t sum, int t) {
+    return Mul(static_cast<float>(sum),
+               reinterpret_cast<const float*>(g.shared() + kScalesAt)[t]);
   }
 
   TANDEM_DEVICE void WriteResults(
       Grid& g, int row, int token, int warp_row, int warp_token,
-      const float (&chain)[Tiles::kTilesM][Tiles::kTilesN][4],
-      T* results) const {
+      const Sum (&sums)[Tiles::kTilesM][Tiles::kTilesN][4]) const {
+    T* const results = reinterpret_cast<T*>(g.shared());
     const int group = g.lane() / 4;
 #pragma unroll
     for (int m = 0; m < Tiles::kTilesM; ++m) {
@@ -278,8 +330,8 @@ struct MatMulCodesKernel {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int t = warp_token + n * 8 + g.lane() % 4 * 2 + i;
-          const float low = finish_low(chain[m][n][i]);
-          const float high = finish_high(chain[m][n][i + 2]);
+          const float low = finish_low(Finished(g, sums[m][n][i], t));
+          const float high = finish_high(Finished(g, sums[m][n][i + 2], t));
           T* const to = results + t * kOutStride;
           if (p.gated()) {
             to[first / 2 + group] =

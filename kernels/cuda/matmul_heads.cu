@@ -95,6 +95,7 @@ int LaunchMatMulHeads(const Stream& stream, DType activation, WeightType type,
       case WeightType::kInt4:
       case WeightType::kInt4Zeros:
       case WeightType::kE2m1:
+      case WeightType::kW8A8:
         break;
     }
   }

@@ -9,7 +9,10 @@
 //                part of it is ever summed apart. A per-channel scale (e4m3
 //                weights) multiplies the finished chain. The result is rounded
 //                to the activation type before anything else happens to it;
-//                a bias is added to that and rounded again.
+//                a bias is added to that and rounded again. Chains with int8,
+//                int4 and W8A8 weights are those of kernels/quantise.h, the
+//                CPU backend's bits: exact sums of integers, scaled by group or
+//                once.
 //   attention    Keys are cut at absolute multiples of kSegmentKeys. In a
 //                segment, tiles of kAttentionTile keys ascend: scores are one
 //                chain over the head's dimensions; the maximum so far is

@@ -110,6 +110,18 @@ void PutE4M3(int r, int cols, const uint16_t* codes, std::byte* to) {
   }
 }
 
+// A row of codes with one scale.
+void PutRow(WeightType type, int r, int cols, const uint16_t* codes,
+            std::byte* to) {
+  if (type == WeightType::kE4M3) {
+    PutE4M3(r, cols, codes, to);
+    return;
+  }
+  for (int c = 0; c < WeightBlocks(cols) * kWeightBlock; c += kCodeGroup) {
+    PutGroup(type, r, c, cols, codes + c, to);
+  }
+}
+
 // Rows of one thread's work, and what it needs for them.
 class RowPacker {
  public:
@@ -162,9 +174,10 @@ class RowPacker {
     for (const float value : wide_) {
       most = std::max(most, MagnitudeKey(value));
     }
-    const VectorQuantiser quantiser(DType::kFp8, most);
+    const VectorQuantiser quantiser(
+        type_ == WeightType::kW8A8 ? DType::kInt8 : DType::kFp8, most);
     for (size_t c = 0; c < wide_.size(); ++c) narrow_[c] = quantiser(wide_[c]);
-    PutE4M3(r, cols_, narrow_.data(), to);
+    PutRow(type_, r, cols_, narrow_.data(), to);
     return quantiser.scale;
   }
 
@@ -238,7 +251,7 @@ class CodePacker {
       }
     }
     if (IsGrouped(type_)) return PackGroups(from, r, to);
-    PutE4M3(r, cols_, codes_.data(), to);
+    PutRow(type_, r, cols_, codes_.data(), to);
     return from < 0 ? 0 : source_.scales[from];
   }
 
@@ -367,6 +380,7 @@ PackedWeights PackWeights(const HostCodes& source, RowOrder order) {
 WeightType TypeOfCodes(const HostCodes& source) {
   if (source.dtype == DType::kFp8) return WeightType::kE4M3;
   if (source.dtype == DType::kInt8) return WeightType::kInt8;
+  if (source.dtype == DType::kW8A8) return WeightType::kW8A8;
   if (source.e2m1) return WeightType::kE2m1;
   return source.zeros == nullptr ? WeightType::kInt4 : WeightType::kInt4Zeros;
 }
@@ -380,8 +394,9 @@ float UnpackWeight(const PackedWeights& packed, int row, int col, int cols,
     std::memcpy(&value, at, 4);
     return value;
   }
-  if (type == WeightType::kE4M3) {
-    return FloatFromE4M3(static_cast<uint8_t>(*at)) *
+  if (type == WeightType::kE4M3 || type == WeightType::kW8A8) {
+    return FloatFromCode(type == WeightType::kE4M3 ? DType::kFp8 : DType::kInt8,
+                         static_cast<uint8_t>(*at)) *
            packed.scales[static_cast<size_t>(row)];
   }
   uint16_t bits;

@@ -23,6 +23,7 @@
 //              two's complement, or with zeros 0 .. 15 and then the zeros, a
 //              byte each, [group][row], or e2m1, but never -0
 //   of both    then f16 scales, [group][row]
+//   W8A8       as int8, without scales
 //   f32        [64 columns][64 rows]: a warp reads one input of its rows
 //
 // Matrices of gates and of what they are multiplied with are interleaved:
@@ -56,6 +57,7 @@ enum class WeightType : uint8_t {
   kInt4,
   kInt4Zeros,  // with a zero for each group
   kE2m1,       // in place of kInt4's codes
+  kW8A8,
 };
 
 inline constexpr int kWeightBlock = 64;  // rows and columns of a block
@@ -69,9 +71,13 @@ TANDEM_HOST_DEVICE constexpr bool IsFourBit(WeightType type) {
 TANDEM_HOST_DEVICE constexpr bool IsGrouped(WeightType type) {
   return type == WeightType::kInt8 || IsFourBit(type);
 }
+// Codes that meet quantised tokens.
+TANDEM_HOST_DEVICE constexpr bool HasIntegerProducts(WeightType type) {
+  return IsGrouped(type) || type == WeightType::kW8A8;
+}
 // Scales of all rows are multiplied with finished chains.
 TANDEM_HOST_DEVICE constexpr bool HasRowScales(WeightType type) {
-  return type == WeightType::kE4M3 || IsGrouped(type);
+  return type == WeightType::kE4M3 || HasIntegerProducts(type);
 }
 TANDEM_HOST_DEVICE constexpr int WeightBlocks(int size) {
   return (size + kWeightBlock - 1) / kWeightBlock;
@@ -83,6 +89,7 @@ TANDEM_HOST_DEVICE constexpr int BlockBytes(WeightType type) {
   constexpr int kWeights = kWeightBlock * kWeightBlock;
   return type == WeightType::kF32    ? kWeights * 4
          : type == WeightType::kE4M3 ? kWeights
+         : type == WeightType::kW8A8 ? kWeights
          : type == WeightType::kInt8 ? kWeights + kBlockScaleBytes
          : type == WeightType::kInt4Zeros
              ? kWeights / 2 + kBlockZeroBytes + kBlockScaleBytes
@@ -105,7 +112,7 @@ TANDEM_HOST_DEVICE constexpr int64_t PackedOffset(int row, int col, int cols,
   int within = 0;
   if (type == WeightType::kF32) {
     within = (c * kWeightBlock + r) * 4;
-  } else if (type == WeightType::kInt8) {
+  } else if (type == WeightType::kInt8 || type == WeightType::kW8A8) {
     const int lane = r % 8 * 4 + c % 32 / 8;
     within = r / 16 * 1024 + c / 32 * 512 + lane * 16 + c % 8 / 4 * 8 +
              r % 16 / 8 * 4 + c % 4;
@@ -159,16 +166,16 @@ TANDEM_HOST_DEVICE constexpr int SourceRow(int row, int rows, RowOrder order) {
 
 // ---- Host side.
 
-// A matrix as device memory is to hold it. `scales` [PackedRows], for e4m3,
-// int8 and int4 alone: what each finished output is multiplied by.
+// A matrix as device memory is to hold it. `scales` [PackedRows], of
+// HasRowScales alone: what each finished output is multiplied by.
 struct PackedWeights {
   std::vector<std::byte> bytes;
   std::vector<float> scales;
 };
 
-// Converts (rounding to nearest, ties to even). Rows of e4m3, and groups of
-// int8 and int4, are quantised as kernels/quantise.h says. Works on all of the
-// machine's processors.
+// Converts (rounding to nearest, ties to even). Rows of e4m3 and W8A8, and
+// groups of int8 and int4, are quantised as kernels/quantise.h says. Works on
+// all of the machine's processors.
 PackedWeights PackWeights(const HostTensor& source, WeightType type,
                           RowOrder order = RowOrder::kPlain);
 // The same of what was quantised before, as the type of its codes.

@@ -21,17 +21,19 @@ MatMulParams ParamsOf(CudaQueue& queue, ReservedScratch& scratch, DType type,
   const int outputs = product.output == MatMulOutput::kGated
                           ? matrix.rows() / 2
                           : PackedRows(matrix.rows(), matrix.order());
-  if (IsGrouped(matrix.type())) {
+  if (HasIntegerProducts(matrix.type())) {
     std::byte* const rows = scratch.Take(
         queue, CudaQueue::kCodes,
         static_cast<size_t>(CodeRowsBytes(product.num_rows, matrix.cols())));
-    queue.Check(LaunchQuantiseRows(queue.stream(), type,
-                                   {.x = x,
-                                    .out = rows,
-                                    .x_stride = matrix.cols(),
-                                    .tokens = product.num_rows,
-                                    .cols = matrix.cols()}),
-                "quantised rows");
+    queue.Check(
+        LaunchQuantiseRows(queue.stream(), type,
+                           {.x = x,
+                            .out = rows,
+                            .x_stride = matrix.cols(),
+                            .tokens = product.num_rows,
+                            .cols = matrix.cols(),
+                            .whole = matrix.type() == WeightType::kW8A8}),
+        "quantised rows");
     x = rows;
   }
   return {.weights = matrix.weights(),
@@ -122,7 +124,8 @@ void Multiply(CudaQueue& queue, ReservedScratch& scratch, DType type,
               const Product& product) {
   const WeightType weights = product.matrix.type();
   const MatMulParams params = ParamsOf(queue, scratch, type, product);
-  const auto launch = IsGrouped(weights) ? LaunchMatMulCodes : LaunchMatMul;
+  const auto launch =
+      HasIntegerProducts(weights) ? LaunchMatMulCodes : LaunchMatMul;
   queue.Check(launch(queue.stream(), type, weights, params), "matrix product");
 }
 

@@ -25,7 +25,8 @@ class ReservedScratch {
  public:
   explicit ReservedScratch(Device& device) : device_(device) {}
 
-  // Backend::Reserve. `code_inputs`: columns of the widest IsGrouped matrix.
+  // Backend::Reserve. `code_inputs`: columns of the widest matrix of
+  // HasIntegerProducts.
   absl::Status Reserve(const WorkLimits& limits, DType activation,
                        int code_inputs);
 

@@ -42,6 +42,16 @@ TANDEM_DEVICE uint32_t GreatestOfWarp(Grid& g, uint32_t value) {
   return value;
 }
 
+// `shared`: one for each of the block's warps. REQUIRES: those are a power of
+// two.
+TANDEM_DEVICE uint32_t GreatestOfBlock(Grid& g, uint32_t value,
+                                       uint32_t* shared) {
+  value = GreatestOfWarp(g, value);
+  if (g.lane() == 0) shared[g.warp()] = value;
+  g.Barrier();
+  return GreatestOfWarp(g, shared[g.lane() & (g.threads() / 32 - 1)]);
+}
+
 template <typename Operation>
 TANDEM_DEVICE uint64_t ReduceWarp(Grid& g, uint64_t value,
                                   const Operation& operation) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -87,6 +88,87 @@ TEST(CudaBackend, LayersWithOtherHeadsShareACache) {
       heads.Check(shape);
     }
   }
+}
+
+// Rows and tokens whose largest number is 127 have scale 1, so that all sums
+// are what integers give; and a step within what was reserved allocates
+// nothing.
+TEST(CudaBackend, ProductsOfWholeRowsWorkInWhatWasReserved) {
+  constexpr int kRows = 5, kTokens = 11, kCols = 200;
+  const auto value = [](int row, int col) {
+    return col == row ? 127 : (row * 31 + col * 17) % 200 - 100;
+  };
+  std::vector<float> w, x;
+  std::vector<uint8_t> codes;
+  const std::vector<float> scales(kRows, 1.0f);
+  for (int i = 0; i < kRows * kCols; ++i) {
+    w.push_back(static_cast<float>(value(i / kCols, i % kCols)));
+    codes.push_back(static_cast<uint8_t>(value(i / kCols, i % kCols)));
+  }
+  for (int i = 0; i < kTokens * kCols; ++i) {
+    x.push_back(static_cast<float>(value(i / kCols + 40, i % kCols)));
+  }
+  const auto backend = *NewEmulatedBackend({.activation = DType::kF32});
+  const auto quantised = *backend->PackMatrix(
+      {reinterpret_cast<const std::byte*>(w.data()), DType::kF32, kRows, kCols},
+      DType::kW8A8);
+  const auto given = *backend->PackCodes(
+      {DType::kW8A8, kRows, kCols, codes.data(), kCols, scales.data()});
+  ASSERT_TRUE(backend->Reserve({.rows = kTokens}).ok());
+  const auto queue = backend->NewQueue("compute");
+  const auto device_x = *backend->Allocate(x.size() * sizeof(float));
+  std::vector<float> out(size_t{kTokens} * kRows);
+  const auto device_out = *backend->Allocate(out.size() * sizeof(float));
+  backend->CopyToDevice(*queue, device_x->data(), x.data(),
+                        x.size() * sizeof(float));
+  const size_t used = backend->memory().used_bytes;
+  for (const auto* matrix : {quantised.get(), given.get()}) {
+    EXPECT_EQ(matrix->dtype(), DType::kW8A8);
+    backend->MatMul(*queue, kTokens, device_x->data(), *matrix, nullptr,
+                    device_out->data());
+    backend->CopyToHost(*queue, out.data(), device_out->data(),
+                        out.size() * sizeof(float));
+    queue->Synchronize();
+    for (int i = 0; i < kTokens * kRows; ++i) {
+      int sum = 0;
+      for (int c = 0; c < kCols; ++c) {
+        sum += value(i % kRows, c) * value(i / kRows + 40, c);
+      }
+      EXPECT_EQ(out[static_cast<size_t>(i)], static_cast<float>(sum)) << i;
+    }
+  }
+  EXPECT_EQ(backend->memory().used_bytes, used);
+}
+
+TEST(CudaBackend, RowsThatCannotBeSummedAreRefused) {
+  const auto backend = *NewEmulatedBackend({});
+  constexpr int kWide = kMaxW8A8Inputs + 1;
+  const std::vector<uint8_t> codes(kWide);
+  const std::vector<float> scales(2, 1.0f);
+  const auto refusal = [](const auto& packed) {
+    EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(packed.status().message());
+  };
+  HostCodes given{DType::kW8A8, 1, kWide, codes.data(), kWide, scales.data()};
+  EXPECT_THAT(refusal(backend->PackCodes(given)),
+              HasSubstr("131073 inputs of w8a8, expected at most 131072"));
+  const std::vector<float> values(kWide);
+  const HostTensor source{reinterpret_cast<const std::byte*>(values.data()),
+                          DType::kF32, 1, kWide};
+  EXPECT_THAT(refusal(backend->PackMatrix(source, DType::kW8A8)),
+              HasSubstr("131073 inputs of w8a8, expected at most 131072"));
+  EXPECT_TRUE(backend->PackMatrix(source, DType::kInt8).ok());
+  EXPECT_THAT(refusal(backend->PackGatedCodes(
+                  {DType::kW8A8, 2, 64, codes.data(), 32, scales.data()})),
+              HasSubstr("a scale for every 32 inputs of w8a8, expected one for "
+                        "each row"));
+  given.cols = given.group = 128;
+  EXPECT_TRUE(backend->PackCodes(given).ok());
+  given.zeros = codes.data();
+  refusal(backend->PackCodes(given));
+  given.zeros = nullptr;
+  given.e2m1 = true;
+  refusal(backend->PackCodes(given));
 }
 
 // Small integers, of which bf16 holds all sums.

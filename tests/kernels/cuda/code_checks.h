@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products with int8 and int4 weights, and what the CPU backend makes of them.
+// Products with int8, int4 and W8A8 weights, and what they must be: of the
+// first two what the CPU backend makes of them, of W8A8 its formula
+// (kernels/quantise.h) in words of its own.
 
 #ifndef TANDEM_TESTS_KERNELS_CUDA_CODE_CHECKS_H_
 #define TANDEM_TESTS_KERNELS_CUDA_CODE_CHECKS_H_
@@ -37,7 +39,9 @@ inline std::string NameOf(const CodeProblem& p) {
          (p.zeros ? " with zeros" : "") + (p.e2m1 ? ", e2m1" : "");
 }
 inline WeightType CodeWeight(DType type) {
-  return type == DType::kInt8 ? WeightType::kInt8 : WeightType::kInt4;
+  return type == DType::kInt8   ? WeightType::kInt8
+         : type == DType::kW8A8 ? WeightType::kW8A8
+                                : WeightType::kInt4;
 }
 
 // Random codes and zeros, with scales that are f16 beside a power of two.
@@ -88,6 +92,17 @@ struct GivenCodes {
   }
 };
 
+// Rows [count, cols], each quantised as a whole.
+inline std::vector<Quantised> WholeRows(const std::vector<float>& values,
+                                        int count, int cols) {
+  std::vector<Quantised> rows;
+  for (int row = 0; row < count; ++row) {
+    rows.push_back(
+        QuantisedOf(&values[At(int64_t{row} * cols)], At(cols), DType::kInt8));
+  }
+  return rows;
+}
+
 struct CodeData {
   CodeProblem problem;
   std::vector<float> w;
@@ -130,9 +145,9 @@ struct CodeData {
     std::vector<std::byte> codes(At(CodeRowsBytes(tokens, p.cols)),
                                  std::byte{0xff});
     const Stream stream = StreamOf(Generation::kHopper);
-    EXPECT_EQ(LaunchQuantiseRows(
-                  stream, p.type,
-                  {encoded.data(), codes.data(), p.cols, tokens, p.cols}),
+    EXPECT_EQ(LaunchQuantiseRows(stream, p.type,
+                                 {encoded.data(), codes.data(), p.cols, tokens,
+                                  p.cols, p.weight == DType::kW8A8}),
               0)
         << emulator::LastFault();
     // Outputs that nobody writes show.
@@ -156,8 +171,37 @@ struct CodeData {
     return Decode(p.type, out);
   }
 
-  // The CPU's chains, rounded where a product in the type is.
-  std::vector<float> Expected(int tokens) const {
+  std::vector<float> WholeChains(int tokens) const {
+    const CodeProblem& p = problem;
+    std::vector<Quantised> rows;
+    if (given == nullptr) {
+      rows = WholeRows(w, p.rows, p.cols);
+    } else {
+      for (int row = 0; row < p.rows; ++row) {
+        rows.push_back({{}, given->scales[At(row)]});
+        for (int col = 0; col < p.cols; ++col) {
+          const uint8_t code = given->codes[At(int64_t{row} * p.cols + col)];
+          rows.back().codes.push_back(
+              static_cast<float>(code < 128 ? code : code - 256));
+        }
+      }
+    }
+    std::vector<float> chains;
+    for (const Quantised& token : WholeRows(x, tokens, p.cols)) {
+      for (const Quantised& row : rows) {
+        double dot = 0;  // exact
+        for (size_t i = 0; i < At(p.cols); ++i) {
+          dot += static_cast<double>(row.codes[i]) *
+                 static_cast<double>(token.codes[i]);
+        }
+        const float scaled = static_cast<float>(dot) * token.scale;
+        chains.push_back(row.scale * scaled);
+      }
+    }
+    return chains;
+  }
+
+  std::vector<float> CpuChains(int tokens) const {
     const CodeProblem& p = problem;
     Device cpu(MakeBackend());
     float* const out = cpu.New<float>(At(int64_t{tokens} * p.rows));
@@ -165,7 +209,14 @@ struct CodeData {
                 given == nullptr ? cpu.Pack(w, p.rows, p.cols, p.weight)
                                  : cpu.PackCodes(given->view),
                 nullptr, out);
-    auto chains = cpu.Download(out, At(int64_t{tokens} * p.rows));
+    return cpu.Download(out, At(int64_t{tokens} * p.rows));
+  }
+
+  // Chains, rounded where a product in the type is.
+  std::vector<float> Expected(int tokens) const {
+    const CodeProblem& p = problem;
+    auto chains =
+        p.weight == DType::kW8A8 ? WholeChains(tokens) : CpuChains(tokens);
     for (size_t i = 0; i < chains.size(); ++i) {
       chains[i] = RoundedTo(p.type, chains[i]);
       if (p.bias) {

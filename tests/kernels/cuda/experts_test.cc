@@ -81,11 +81,12 @@ struct Experts {
     p.bias = bias.data();
     p.activation = Activation::kClampedSwiGlu;
     if (order == RowOrder::kGated) p.output = MatMulOutput::kGated;
-    if (!IsGrouped(format.weight)) return p;
+    if (!HasIntegerProducts(format.weight)) return p;
     codes.resize(At(CodeRowsBytes(end - begin, cols)));
     EXPECT_EQ(
         LaunchQuantiseRows(StreamOf(Generation::kHopper), format.activation,
-                           {first, codes.data(), cols, end - begin, cols}),
+                           {first, codes.data(), cols, end - begin, cols,
+                            format.weight == WeightType::kW8A8}),
         0);
     p.x = codes.data();
     return p;
@@ -101,7 +102,7 @@ struct Experts {
       p.scales = matrices[e].scales;
       p.bias += At(rows) * e;
       const auto launch =
-          IsGrouped(format.weight) ? LaunchMatMulCodes : LaunchMatMul;
+          HasIntegerProducts(format.weight) ? LaunchMatMulCodes : LaunchMatMul;
       EXPECT_EQ(launch(StreamOf(Generation::kHopper), format.activation,
                        format.weight, p),
                 0)
@@ -142,7 +143,9 @@ TEST(CudaExperts, ProductsHaveTheBitsOfEachMatrixAlone) {
       {DType::kF32, WeightType::kE4M3},  {DType::kF32, WeightType::kInt4},
       {DType::kBF16, WeightType::kBF16}, {DType::kBF16, WeightType::kE4M3},
       {DType::kBF16, WeightType::kInt8}, {DType::kF16, WeightType::kF16},
-      {DType::kF16, WeightType::kE4M3},  {DType::kF16, WeightType::kInt4}};
+      {DType::kF16, WeightType::kE4M3},  {DType::kF16, WeightType::kInt4},
+      {DType::kF32, WeightType::kW8A8},  {DType::kBF16, WeightType::kW8A8},
+      {DType::kF16, WeightType::kW8A8}};
   for (const Format& format : kFormats) {
     for (const bool gated : {false, true}) {
       const Experts experts(format, gated);

@@ -290,22 +290,29 @@ TEST(CudaSeededFault, APlaceThatIsFilledTooEarlyIsNoticed) {
   EXPECT_EQ(OfStreams<MatMulStreamKernel>(), expected);
 }
 
-template <template <typename, WeightType, typename> typename Kernel>
+template <template <typename, WeightType, typename> typename Kernel,
+          WeightType kWeight>
 int MultiplyCodes(const Stream& stream, DType, WeightType,
                   const MatMulParams& p) {
-  using Codes =
-      Kernel<BFloat16, WeightType::kInt4, MatMulTiles<2, 1, 1, 1, 1, 8>>;
+  using Codes = Kernel<BFloat16, kWeight, MatMulTiles<2, 1, 1, 1, 1, 8>>;
   return Launch(stream,
                 {Codes::RowTiles(p.rows) * Codes::TokenTiles(p.tokens), 1, 1},
                 Codes::kThreads, Codes::kSharedBytes, Codes{p});
 }
 
-TEST(CudaSeededFault, InputsOfAnotherRowAreNoticed) {
-  const CodeData data({DType::kBF16, DType::kInt4, 40, 100}, 5);
+template <WeightType kWeight>
+void ExpectInputsOfAnotherRowNoticed(DType weight) {
+  const CodeData data({DType::kBF16, weight, 40, 100}, 5);
   const auto expected = data.Expected(5);
-  EXPECT_EQ(data.Multiply(5, MultiplyCodes<MatMulCodesKernel>), expected);
-  EXPECT_NE(data.Multiply(5, MultiplyCodes<faulty::MatMulCodesKernel>),
+  EXPECT_EQ(data.Multiply(5, MultiplyCodes<MatMulCodesKernel, kWeight>),
             expected);
+  EXPECT_NE(data.Multiply(5, MultiplyCodes<faulty::MatMulCodesKernel, kWeight>),
+            expected);
+}
+
+TEST(CudaSeededFault, InputsOfAnotherRowAreNoticed) {
+  ExpectInputsOfAnotherRowNoticed<WeightType::kInt4>(DType::kInt4);
+  ExpectInputsOfAnotherRowNoticed<WeightType::kW8A8>(DType::kW8A8);
 }
 
 TEST(CudaSeededFault, AStreamOfOtherTokensIsNoticed) {

@@ -143,7 +143,8 @@ TEST(CudaMatMulHeads, LandingAndScheduleDoNotShow) {
 // Those have scales, which heads' products do not apply.
 TEST(CudaMatMulHeads, QuantisedMatricesAreRefused) {
   for (const DType activation : kTypes) {
-    for (const WeightType weight : {WeightType::kE4M3, WeightType::kInt4}) {
+    for (const WeightType weight :
+         {WeightType::kE4M3, WeightType::kInt4, WeightType::kW8A8}) {
       MatMulHeadsParams params{};
       params.heads = params.outputs = params.cols = params.tokens = 8;
       EXPECT_EQ(LaunchMatMulHeads(StreamOf(Generation::kHopper), activation,
