@@ -21,7 +21,8 @@ NCCL=nvidia-nccl-cu13==2.30.7
 SANITIZER=nvidia-cuda-sanitizer-api==13.0.85
 
 PARTS=(probe kernels engine system nccl sanitizer
-  bench bench-fp8 bench-int8 bench-int4 bench-attention bench-matmul)
+  bench bench-fp8 bench-int8 bench-int4 bench-w8a8 bench-attention
+  bench-matmul)
 # Programs, and tests that run on a GPU.
 PROGRAMS=(tandem tandem-router tandem-prefill tandem-decode cuda_bench)
 LIBRARIES=(libtandem_cuda.so libtandem_nccl.so)
@@ -261,6 +262,7 @@ bench_weights() {
 part_bench-fp8() { bench_weights fp8; }
 part_bench-int8() { bench_weights int8; }
 part_bench-int4() { bench_weights int4; }
+part_bench-w8a8() { bench_weights w8a8; }
 part_bench-attention() {
   on_gpu figures 200 "$TREE/build/cuda/bin/cuda_bench" --seconds 150 \
     --parts limits,attention

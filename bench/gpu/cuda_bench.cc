@@ -2,7 +2,7 @@
 // The figures of docs/performance.md's GPU table, each beside a limit that the
 // same run measured:
 //
-//   cuda_bench [--device cuda:0] [--weights bf16|fp8|int8|int4]
+//   cuda_bench [--device cuda:0] [--weights bf16|fp8|int8|int4|w8a8]
 //              [--seconds 420]
 //              [--parts limits,decode,prefill,handoff,attention,matmul]
 //              [--layers 32] [--quick]
@@ -189,10 +189,10 @@ class Bench {
     const auto type = WeightType();
     if (!type.ok()) return type.status();
     constexpr double kScales = 2.0 / kernels::kCodeGroup;  // f16
-    if (*type == DType::kFp8) widths_.weight = 1;
+    if (*type == DType::kFp8 || *type == DType::kW8A8) widths_.weight = 1;
     if (*type == DType::kInt8) widths_.weight = 1 + kScales;
     if (*type == DType::kInt4) widths_.weight = 0.5 + kScales;
-    if (*type == DType::kInt8 || *type == DType::kInt4) {
+    if (kernels::HasIntegerProducts(*type)) {
       widths_.head = 1 + kScales;
     }
     return absl::OkStatus();
@@ -277,12 +277,13 @@ class Bench {
     return absl::OkStatus();
   }
   absl::StatusOr<DType> WeightType() const {
-    for (const DType type :
-         {DType::kBF16, DType::kFp8, DType::kInt8, DType::kInt4}) {
+    for (const DType type : {DType::kBF16, DType::kFp8, DType::kInt8,
+                             DType::kInt4, DType::kW8A8}) {
       if (kernels::Name(type) == flags_.weights) return type;
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--weights ", flags_.weights, ", expected bf16, fp8, int8 or int4"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--weights ", flags_.weights,
+                     ", expected bf16, fp8, int8, int4 or w8a8"));
   }
   // `positions` of KV in all; groups of layers are what a handoff sends.
   absl::StatusOr<std::unique_ptr<EngineRuns>> NewRuns(int max_rows,
@@ -434,7 +435,7 @@ class Bench {
         return s;
       }
     }
-    // In bf16, or int8 beside int8 and int4.
+    // In bf16, or int8 beside int8, int4 and w8a8.
     return MatMulsOf("head", {&model_->head()}, plan_.most_head_tokens,
                      {.weight = widths_.head});
   }
