@@ -118,7 +118,8 @@ struct HostCodes {
   // mantissa), and an element is twice that number, times the scale.
   bool e2m1 = false;
   // Of kInt8 and kInt4: [cols], each input once: column i is of input order[i],
-  // so that groups are of neighbours (GPTQ's act-order). Null: of input i.
+  // so that groups are of neighbours (GPTQ's act-order). Null: of input i, which
+  // Backend::Embed requires.
   const int32_t* order = nullptr;
 };
 

@@ -79,7 +79,8 @@ absl::Status WeightPacker::PackQuantised(
     if (!read.ok()) return read.status();
     const auto& rows = codes.emplace_back(*std::move(read));
     same = same && rows.has_value() && SameForm(*codes[0], *rows) &&
-           (!rows->e2m1 || ScalesAreNear(*rows));
+           (!rows->e2m1 || ScalesAreNear(*rows)) &&
+           (rows->order.empty() || use != MatrixUse::kTokens);
   }
   if (!same) return PackDequantised(parts, codes, cols, use, matrix);
   CodeRows& whole = *codes[0];

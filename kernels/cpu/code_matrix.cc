@@ -211,7 +211,7 @@ void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
 }
 
 void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
-                   const int32_t* order, float* out) {
+                   float* out) {
   for (int col = 0; col < cols; ++col) {
     const std::byte* const unit =
         panel + (2 * (col / kCodeInputs) + lane / kUnit) * CodeUnitBytes(kind);
@@ -233,7 +233,7 @@ void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
         IsW8A8(kind)
             ? 1.0f
             : FloatFromF16(reinterpret_cast<const uint16_t*>(unit)[index]);
-    out[order == nullptr ? col : order[col]] = static_cast<float>(code) * scale;
+    out[col] = static_cast<float>(code) * scale;
   }
 }
 

@@ -103,9 +103,9 @@ void PackCodePanel(const HostCodes& source, CodeKind kind, int panel,
                    std::byte* target, float* rows);
 
 // out [cols] = one output's weights, `lane` of its panel, without what
-// PackCodePanel puts into `rows`; column i to order[i], or i where it is null.
+// PackCodePanel puts into `rows`.
 void UnpackCodeRow(const std::byte* panel, CodeKind kind, int lane, int cols,
-                   const int32_t* order, float* out);
+                   float* out);
 
 }  // namespace tandem::kernels::cpu
 

@@ -115,7 +115,7 @@ void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out) {
   }
   const float scale = matrix.scales() == nullptr ? 1.0f : matrix.scales()[row];
   if (matrix.has_codes()) {
-    UnpackCodeRow(panel, matrix.kind(), lane, cols, matrix.order(), out);
+    UnpackCodeRow(panel, matrix.kind(), lane, cols, out);
     for (int col = 0; col < cols; ++col) out[col] = out[col] * scale;
     return;
   }

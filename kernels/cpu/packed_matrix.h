@@ -82,8 +82,8 @@ void PackPanel(const HostTensor& source, DType dtype, int panel,
 void PackFp8Panel(const HostCodes& source, int panel, std::byte* target,
                   float* scales);
 
-// out [cols] = row `row` of a packed matrix, widened, scale included, each
-// input at its place.
+// out [cols] = row `row` of a packed matrix without an order, widened, scale
+// included.
 void UnpackRow(const PackedMatrix& matrix, int64_t row, float* out);
 
 }  // namespace tandem::kernels::cpu

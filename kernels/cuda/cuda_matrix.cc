@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
   }
   const WeightType type = WeightTypeOf(dtype);
   return Pack(source.data == nullptr ? 0 : source.rows, source.cols, dtype,
-              type, order,
+              type, order, nullptr,
               [&](int begin, int end, std::byte* to, float* scales) {
                 PackRowBlocks(source, type, order, begin, end, to, scales);
               });
@@ -61,14 +61,15 @@ absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
   }
   if (absl::Status status = CheckCodes(source); !status.ok()) return status;
   return Pack(source.rows, source.cols, source.dtype, TypeOfCodes(source),
-              order, [&](int begin, int end, std::byte* to, float* scales) {
+              order, source.order,
+              [&](int begin, int end, std::byte* to, float* scales) {
                 PackRowBlocks(source, order, begin, end, to, scales);
               });
 }
 
 absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
     int64_t source_rows, int64_t source_cols, DType dtype, WeightType type,
-    RowOrder order, PackRows pack) {
+    RowOrder order, const int32_t* input_order, PackRows pack) {
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
   if (source_rows < 1 || source_cols < 1 || source_rows > kMost ||
       source_cols > kMost) {
@@ -100,9 +101,16 @@ absl::StatusOr<std::unique_ptr<Matrix>> MatrixPacker::Pack(
     }
     uploaded = *std::move(memory);
   }
+  std::unique_ptr<Memory> ordered;
+  if (input_order != nullptr) {
+    absl::StatusOr<std::unique_ptr<Memory>> memory = Uploaded(
+        input_order, static_cast<size_t>(source_cols) * sizeof(int32_t));
+    if (!memory.ok()) return memory.status();
+    ordered = *std::move(memory);
+  }
   return std::unique_ptr<Matrix>(std::make_unique<CudaMatrix>(
       static_cast<int>(source_rows), cols, dtype, type, order,
-      *std::move(weights), std::move(uploaded)));
+      *std::move(weights), std::move(uploaded), std::move(ordered)));
 }
 
 absl::Status MatrixPacker::PackTo(std::byte* device, int64_t block_bytes,

@@ -25,12 +25,14 @@ namespace tandem::kernels::cuda {
 class CudaMatrix final : public Matrix {
  public:
   CudaMatrix(int rows, int cols, DType dtype, WeightType type, RowOrder order,
-             std::unique_ptr<Memory> weights, std::unique_ptr<Memory> scales)
+             std::unique_ptr<Memory> weights, std::unique_ptr<Memory> scales,
+             std::unique_ptr<Memory> input_order)
       : Matrix(rows, cols, dtype),
         type_(type),
         order_(order),
         weights_(std::move(weights)),
-        scales_(std::move(scales)) {}
+        scales_(std::move(scales)),
+        input_order_(std::move(input_order)) {}
 
   WeightType type() const { return type_; }
   RowOrder order() const { return order_; }
@@ -39,12 +41,19 @@ class CudaMatrix final : public Matrix {
     return scales_ == nullptr ? nullptr
                               : reinterpret_cast<const float*>(scales_->data());
   }
+  // HostCodes', or null.
+  const int32_t* input_order() const {
+    return input_order_ == nullptr
+               ? nullptr
+               : reinterpret_cast<const int32_t*>(input_order_->data());
+  }
 
  private:
   const WeightType type_;
   const RowOrder order_;
   const std::unique_ptr<Memory> weights_;
   const std::unique_ptr<Memory> scales_;
+  const std::unique_ptr<Memory> input_order_;
 };
 
 // Makes a backend's matrices, one at a time. Thread-safe.
@@ -76,6 +85,7 @@ class MatrixPacker {
   absl::StatusOr<std::unique_ptr<Matrix>> Pack(int64_t source_rows,
                                                int64_t source_cols, DType dtype,
                                                WeightType type, RowOrder order,
+                                               const int32_t* input_order,
                                                PackRows pack);
 
   // Packs into pinned memory, one half of it while the other is copied.

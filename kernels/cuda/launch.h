@@ -256,6 +256,8 @@ constexpr int64_t CodeRowsBytes(int tokens, int cols) {
   return int64_t{(tokens + kCodeTokens - 1) / kCodeTokens} *
          WeightBlocks(cols) * kGroupsPerBlock * kCodeRecordBytes;
 }
+struct ExpertMatrix;
+struct ExpertTile;
 struct QuantiseRowsParams {
   const void* x;   // [tokens, cols], stride x_stride elements
   std::byte* out;  // CodeRowsBytes
@@ -263,6 +265,12 @@ struct QuantiseRowsParams {
   int tokens;
   int cols;
   bool whole = false;  // as W8A8 takes them
+  // Column i is of input order[i], [cols]; null: i. Not of `whole`.
+  const int32_t* order = nullptr;
+  // Not null: instead of that, of each tile of copies its expert's.
+  const ExpertMatrix* matrices = nullptr;  // [experts]
+  const ExpertTile* tiles = nullptr;
+  const int32_t* num_tiles = nullptr;
 };
 int LaunchQuantiseRows(const Stream& stream, DType activation,
                        const QuantiseRowsParams& params);
@@ -338,6 +346,7 @@ int LaunchSumExperts(const Stream& stream, DType activation,
 struct ExpertMatrix {
   const std::byte* weights;
   const float* scales;
+  const int32_t* order;  // of inputs, or null
 };
 struct ExpertProductParams {
   MatMulParams product;          // without weights, scales and bias

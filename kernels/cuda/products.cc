@@ -13,9 +13,11 @@
 namespace tandem::kernels::cuda {
 namespace {
 
-// Of x as the matrix's products take it, quantised where they do.
+// Of x as the matrix's products take it, quantised where they do; of `experts`
+// rows in the order of each one's own.
 MatMulParams ParamsOf(CudaQueue& queue, ReservedScratch& scratch, DType type,
-                      const Product& product) {
+                      const Product& product,
+                      const ExpertProductParams* experts = nullptr) {
   const CudaMatrix& matrix = product.matrix;
   const void* x = product.x;
   const int outputs = product.output == MatMulOutput::kGated
@@ -25,15 +27,20 @@ MatMulParams ParamsOf(CudaQueue& queue, ReservedScratch& scratch, DType type,
     std::byte* const rows = scratch.Take(
         queue, CudaQueue::kCodes,
         static_cast<size_t>(CodeRowsBytes(product.num_rows, matrix.cols())));
-    queue.Check(
-        LaunchQuantiseRows(queue.stream(), type,
-                           {.x = x,
-                            .out = rows,
-                            .x_stride = matrix.cols(),
-                            .tokens = product.num_rows,
-                            .cols = matrix.cols(),
-                            .whole = matrix.type() == WeightType::kW8A8}),
-        "quantised rows");
+    QuantiseRowsParams params{.x = x,
+                              .out = rows,
+                              .x_stride = matrix.cols(),
+                              .tokens = product.num_rows,
+                              .cols = matrix.cols(),
+                              .whole = matrix.type() == WeightType::kW8A8,
+                              .order = matrix.input_order()};
+    if (experts != nullptr) {
+      params.matrices = experts->matrices;
+      params.tiles = experts->tiles;
+      params.num_tiles = experts->num_tiles;
+    }
+    queue.Check(LaunchQuantiseRows(queue.stream(), type, params),
+                "quantised rows");
     x = rows;
   }
   return {.weights = matrix.weights(),
@@ -92,6 +99,7 @@ void MultiplyTiles(CudaQueue& queue, ReservedScratch& scratch, DType type,
       .num_tiles = work.num_tiles,
       .most_tiles = static_cast<int>(MostExpertTiles(
           step.num_rows, set.count(), step.options.chosen, tile_rows))};
+  const ExpertProductParams* const ordered = set.ordered() ? &product : nullptr;
   const int copies = static_cast<int>(
       MostExpertRows(step.num_rows, set.count(), step.options.chosen));
   product.product = ParamsOf(queue, scratch, type,
@@ -101,7 +109,8 @@ void MultiplyTiles(CudaQueue& queue, ReservedScratch& scratch, DType type,
                               .bias = step.options.biases.gate_up,
                               .output = MatMulOutput::kGated,
                               .activation = step.options.activation,
-                              .out = work.hidden});
+                              .out = work.hidden},
+                             ordered);
   queue.Check(LaunchExpertProduct(queue.stream(), type, set.gate_up().type(),
                                   tile_rows, product),
               "experts' products");
@@ -112,7 +121,8 @@ void MultiplyTiles(CudaQueue& queue, ReservedScratch& scratch, DType type,
                               .x = work.hidden,
                               .bias = step.options.biases.down,
                               .activation = step.options.activation,
-                              .out = work.y});
+                              .out = work.y},
+                             ordered);
   queue.Check(LaunchExpertProduct(queue.stream(), type, set.down().type(),
                                   tile_rows, product),
               "experts' products");
@@ -137,6 +147,7 @@ absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
   const CudaMatrix& gate_up = of(experts[0].gate_up);
   const CudaMatrix& down = of(experts[0].down);
   std::vector<ExpertMatrix> table(2 * experts.size());
+  bool ordered = false;
   for (size_t e = 0; e < experts.size(); ++e) {
     const CudaMatrix& own_gate_up = of(experts[e].gate_up);
     const CudaMatrix& own_down = of(experts[e].down);
@@ -146,14 +157,19 @@ absl::StatusOr<std::unique_ptr<ExpertSet>> GroupExperts(
                        " is kept in other shapes or formats "
                        "than expert 0: on a GPU all must be alike"));
     }
-    table[e] = {own_gate_up.weights(), own_gate_up.scales()};
-    table[experts.size() + e] = {own_down.weights(), own_down.scales()};
+    const auto entry = [&](const CudaMatrix& own) {
+      ordered = ordered || own.input_order() != nullptr;
+      return ExpertMatrix{own.weights(), own.scales(), own.input_order()};
+    };
+    table[e] = entry(own_gate_up);
+    table[experts.size() + e] = entry(own_down);
   }
   absl::StatusOr<std::unique_ptr<Memory>> memory =
       packer.Uploaded(table.data(), table.size() * sizeof(ExpertMatrix));
   if (!memory.ok()) return memory.status();
-  return std::unique_ptr<ExpertSet>(std::make_unique<CudaExperts>(
-      static_cast<int>(experts.size()), gate_up, down, *std::move(memory)));
+  return std::unique_ptr<ExpertSet>(
+      std::make_unique<CudaExperts>(static_cast<int>(experts.size()), gate_up,
+                                    down, ordered, *std::move(memory)));
 }
 
 void RunExperts(CudaQueue& queue, ReservedScratch& scratch, DType type,

@@ -37,10 +37,11 @@ void Multiply(CudaQueue& queue, ReservedScratch& scratch, DType type,
 class CudaExperts final : public ExpertSet {
  public:
   CudaExperts(int count, const CudaMatrix& gate_up, const CudaMatrix& down,
-              std::unique_ptr<Memory> table)
+              bool ordered, std::unique_ptr<Memory> table)
       : ExpertSet(count),
         gate_up_(gate_up),
         down_(down),
+        ordered_(ordered),
         table_(std::move(table)) {}
 
   // The first expert's, which all are like.
@@ -50,10 +51,13 @@ class CudaExperts final : public ExpertSet {
     return reinterpret_cast<const ExpertMatrix*>(table_->data());
   }
   const ExpertMatrix* downs() const { return gate_ups() + count(); }
+  // Whether any of them takes its inputs in an order of its own.
+  bool ordered() const { return ordered_; }
 
  private:
   const CudaMatrix& gate_up_;
   const CudaMatrix& down_;
+  const bool ordered_;
   const std::unique_ptr<Memory> table_;  // all gate_ups, then all downs
 };
 

@@ -27,10 +27,13 @@ struct QuantiseGroupsKernel {
     const int end = Smaller((g.block_y() + 1) * kGroups, groups);
     const int token = g.block_x() * kCodeTokens + g.warp();
     const T* const x = static_cast<const T*>(p.x) + token * p.x_stride;
+    const int32_t* const order = OrderOf(g.block_x() * kCodeTokens);
     for (int group = g.block_y() * kGroups; group < end; ++group) {
       const int col = group * kCodeGroup + g.lane();
-      const float value =
-          token < p.tokens && col < p.cols ? ToFloat(x[col]) : 0.0f;
+      float value = 0;
+      if (token < p.tokens && col < p.cols) {
+        value = ToFloat(x[order == nullptr ? col : order[col]]);
+      }
       const VectorQuantiser quantiser(DType::kInt8,
                                       GreatestOfWarp(g, MagnitudeKey(value)));
       std::byte* const record =
@@ -42,6 +45,20 @@ struct QuantiseGroupsKernel {
             quantiser.scale;
       }
     }
+  }
+
+ private:
+  TANDEM_DEVICE const int32_t* OrderOf(int row) const {
+    if (p.matrices == nullptr) return p.order;
+    // The last tile that begins there or before; they ascend.
+    int tile = 0;
+    int end = *p.num_tiles;
+    if (end == 0) return nullptr;
+    while (end - tile > 1) {
+      const int middle = tile + (end - tile) / 2;
+      (p.tiles[middle].begin <= row ? tile : end) = middle;
+    }
+    return p.matrices[p.tiles[tile].expert].order;
   }
 };
 

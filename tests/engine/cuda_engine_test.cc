@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/testing/host_device.h"
 #include "tests/engine/checkpoint_maker.h"
@@ -64,6 +65,20 @@ std::vector<float> LastLogits(Rig& rig, const nlohmann::json& spec, int chunk,
     logits = output.logits.back();
   }
   return logits;
+}
+
+// The checkpoint's logits on the GPU are those on a CPU.
+void ExpectTheCpusBits(const TempDir& dir, const nlohmann::json& spec,
+                       const RigOptions& options) {
+  const auto cpu = NewCpu(1);
+  const auto cuda = NewTestDevice(DType::kF32);
+  Rig expected_rig(dir.path(), cpu.get(), options);
+  Rig rig(dir.path(), cuda.get(), options);
+  const auto expected = LastLogits(expected_rig, spec, 16, 1);
+  const auto logits = LastLogits(rig, spec, 16, 1);
+  ASSERT_EQ(logits.size(), expected.size());
+  EXPECT_EQ(
+      memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0);
 }
 
 // What is offloaded and restored, into other blocks, is the same KV.
@@ -157,58 +172,45 @@ TEST(CudaEngine, GivesTheCpusBitsInF32) {
     if (kSanitized && name[0] != 'l' && name[0] != 'g') continue;
     SCOPED_TRACE(name);
     const TinyCheckpoint checkpoint(name);
-    const auto cpu = NewCpu(1);
-    const auto cuda = NewTestDevice(DType::kF32);
     RigOptions options = CudaRigOptions(DType::kF32);
     options.load.max_positions = checkpoint.spec.value("served", 0);
-    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
-    Rig rig(checkpoint.dir.path(), cuda.get(), options);
-    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
-    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
-    ASSERT_EQ(logits.size(), expected.size());
-    EXPECT_EQ(
-        memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
-        0);
+    ExpectTheCpusBits(checkpoint.dir, checkpoint.spec, options);
   }
 }
 
 TEST(CudaEngine, GivesTheCpusBitsInF32WithQuantisedKvAndWeights) {
   const TinyCheckpoint checkpoint("llama_biases_f32");
-  const auto cpu = NewCpu(1);
-  const auto cuda = NewTestDevice(DType::kF32);
   for (const DType kv : {DType::kFp8, DType::kInt8, DType::kInt4}) {
+    SCOPED_TRACE(kernels::Name(kv));
     RigOptions options = CudaRigOptions(DType::kF32);
     options.executor.kv_dtype = kv;
     if (kv == DType::kFp8) options.load.quantisation = kv;
-    Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
-    Rig rig(checkpoint.dir.path(), cuda.get(), options);
-    const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
-    const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
-    ASSERT_EQ(logits.size(), expected.size());
-    EXPECT_EQ(
-        memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
-        0)
-        << kernels::Name(kv);
+    ExpectTheCpusBits(checkpoint.dir, checkpoint.spec, options);
   }
 }
 
-TEST(CudaEngine, GivesTheCpusBitsInF32WithWeightsInGroups) {
+TEST(CudaEngine, GivesTheCpusBitsInF32WithIntegerProducts) {
   for (const char* name : {"llama_biases_f32", "mixtral_f32"}) {
     const TinyCheckpoint checkpoint(name);
-    const auto cpu = NewCpu(1);
-    const auto cuda = NewTestDevice(DType::kF32);
-    for (const DType weights : {DType::kInt8, DType::kInt4}) {
+    for (const DType weights : {DType::kInt8, DType::kInt4, DType::kW8A8}) {
+      SCOPED_TRACE(
+          absl::StrCat(name, " ", std::string(kernels::Name(weights))));
       RigOptions options = CudaRigOptions(DType::kF32);
       options.load.quantisation = weights;
-      Rig expected_rig(checkpoint.dir.path(), cpu.get(), options);
-      Rig rig(checkpoint.dir.path(), cuda.get(), options);
-      const auto expected = LastLogits(expected_rig, checkpoint.spec, 16, 1);
-      const auto logits = LastLogits(rig, checkpoint.spec, 16, 1);
-      ASSERT_EQ(logits.size(), expected.size());
-      EXPECT_EQ(
-          memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)),
-          0)
-          << name << " " << kernels::Name(weights);
+      ExpectTheCpusBits(checkpoint.dir, checkpoint.spec, options);
+    }
+  }
+}
+
+// Of experts each may have its own order.
+TEST(CudaEngine, GivesTheCpusBitsInF32WithInputsInAnOrder) {
+  for (const char* name : {"llama2_mha_f32", "mixtral_f32"}) {
+    const nlohmann::json spec = LoadCases()[name];
+    for (const char* form : {"gptq_act_order", "gptq_orders_apart"}) {
+      SCOPED_TRACE(absl::StrCat(name, " ", form));
+      const TempDir dir;
+      WriteCoded(spec, CodedForms().at(form), dir, nullptr);
+      ExpectTheCpusBits(dir, spec, CudaRigOptions(DType::kF32));
     }
   }
 }
@@ -217,15 +219,7 @@ TEST(CudaEngine, GivesTheCpusBitsInF32WithExpertsInMxfp4) {
   const nlohmann::json spec = LoadCases()["gpt_oss_f32"];
   const TempDir dir;
   WriteMxfp4(spec, 5, dir, nullptr);
-  const auto cpu = NewCpu(1);
-  const auto cuda = NewTestDevice(DType::kF32);
-  Rig expected_rig(dir.path(), cpu.get(), CudaRigOptions(DType::kF32));
-  Rig rig(dir.path(), cuda.get(), CudaRigOptions(DType::kF32));
-  const auto expected = LastLogits(expected_rig, spec, 16, 1);
-  const auto logits = LastLogits(rig, spec, 16, 1);
-  ASSERT_EQ(logits.size(), expected.size());
-  EXPECT_EQ(
-      memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0);
+  ExpectTheCpusBits(dir, spec, CudaRigOptions(DType::kF32));
 }
 
 // Of three sequences, of which the first and the last have the adapter; each
