@@ -49,10 +49,10 @@ TEST(CudaCodes, ProductsOfWholeRowsHaveTheirFormulasBitsWhateverTheBatch) {
   for (const CodeProblem& problem : kWhole) {
     CodeData data(problem, 140);
     // A token of zeros, and others of tiny and of large numbers.
-    for (int i = 0; i < problem.cols; ++i) {
-      data.x[At(problem.cols + i)] = 0;
-      data.x[At(2 * problem.cols + i)] *= 0x1p-12f;
-      data.x[At(3 * problem.cols + i)] *= 0x1p9f;
+    constexpr float kFactors[] = {1, 0, 0x1p-12f, 0x1p9f};
+    for (size_t i = 0; i < At(4 * problem.cols); ++i) {
+      data.x[i] =
+          RoundedTo(problem.type, data.x[i] * kFactors[i / At(problem.cols)]);
     }
     if (problem.type == DType::kF32) {
       EXPECT_TRUE(SameBits(data.CpuChains(140), data.WholeChains(140)))
