@@ -292,6 +292,8 @@ TEST(CudaEngine, ChunksAndBatchChangeNoBit) {
                {"mixtral_f32", DType::kF16, DType::kF16},
                {"qwen3_moe_f32", DType::kBF16, DType::kBF16, DType::kFp8},
                {"mixtral_f32", DType::kBF16, DType::kBF16, DType::kInt8},
+               {"llama3_scaled_bf16", DType::kBF16, DType::kBF16, DType::kW8A8},
+               {"mixtral_f32", DType::kF16, DType::kInt8, DType::kW8A8},
                {"gpt_oss_f32", DType::kBF16, DType::kBF16},
                {"gpt_oss_f32", DType::kF16, DType::kInt8, DType::kInt8}};
   for (const auto& c : cases) {

@@ -345,6 +345,8 @@ TEST_P(QualityTest, ActivationsOfTheDeviceStayWithinTheirs) {
        {4e-3, 0.4, 1e-2, 0.9}},
       {{"int4 weights on a GPU", DType::kBF16, DType::kInt4},
        {0.15, 4, 0.12, 0.79}},
+      {{"w8a8 weights on a GPU", DType::kBF16, DType::kW8A8},
+       {5e-3, 0.4, 1e-2, 0.9}},
   };
   for (const auto& row : rows) {
     RigOptions options = OptionsOf(row.formats);
