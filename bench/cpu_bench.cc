@@ -2,9 +2,8 @@
 // Steps of a checkpoint on the CPU backend through the worker's executor, one
 // JSON object a line with the median of several runs:
 //
-//   cpu_bench --model DIR [--threads N] [--quantization
-//   none|fp8|int8|int4|w8a8]
-//             [--activations f32|bf16|bf16-amx]
+//   cpu_bench --model DIR [--threads N] [--activations f32|bf16|bf16-amx]
+//             [--quantization none|fp8|int8|int4|w8a8]
 //             [--repeats 5] [--prefill 512,2048] [--decode 128,2048]
 //             [--batch 16,32]
 //
@@ -107,8 +106,9 @@ engine::LoadOptions LoadAs(const std::string& quantisation) {
        {DType::kFp8, DType::kInt8, DType::kInt4, DType::kW8A8}) {
     if (quantisation == kernels::Name(type)) options.quantisation = type;
   }
-  if (!options.quantisation)
+  if (!options.quantisation) {
     Die("--quantization: none, fp8, int8, int4 or w8a8");
+  }
   return options;
 }
 

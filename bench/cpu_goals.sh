@@ -36,7 +36,7 @@ build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
 PYTHON=$BUILD/venv/bin/python
 
 printf '## Kernels, %s threads\n\n```\n' "$THREADS"
-for weights in bf16 int8 int4; do
+for weights in bf16 int8 int4 w8a8; do
   "$BUILD/release/bin/kernels_bench" --threads "$THREADS" --quick \
     --weights $weights --rows 1,4,8,16,32,512 "${INPUTS[@]}"
 done
