@@ -58,7 +58,7 @@ struct Experts {
                       f.weight, order));
     }
     for (const PackedWeights& w : weights) {
-      matrices.push_back({w.bytes.data(), w.scales.data()});
+      matrices.push_back({w.bytes.data(), w.scales.data(), nullptr});
     }
   }
 
