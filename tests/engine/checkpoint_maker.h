@@ -41,8 +41,8 @@ struct CodedForm {
   CodedProduct (*make)(size_t rows, size_t cols, std::mt19937& random);
 };
 
-// By name: gptq_act_order, gptq_orders_apart, awq, packed_int4, int8, w8a8, fp8,
-// fp8_blocks.
+// By name: gptq_act_order, gptq_orders_apart, awq, packed_int4, int8, w8a8,
+// fp8, fp8_blocks.
 const std::map<std::string, CodedForm>& CodedForms();
 
 // Writes the case's checkpoint with its layers' products coded into `coded`,

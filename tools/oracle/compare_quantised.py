@@ -56,7 +56,7 @@ FORMATS = {
                              "desc_act": False, "sym": True}, 4, 128, False),
     "gptq, groups of 32, zeros": ({"quant_method": "gptq", "bits": 4, "group_size": 32,
                                    "desc_act": False, "sym": False}, 4, 32, True),
-    # Inputs of a group lie apart: dequantised.
+    # Inputs of a group lie apart, in one order for all products of the same inputs.
     "gptq, act-order": ({"quant_method": "gptq", "bits": 4, "group_size": 32,
                          "desc_act": True, "sym": True}, 4, 32, False),
     "gptq_v2": ({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False,
@@ -103,6 +103,9 @@ FORMATS = {
     "int-quantized, zeros of tokens": (
         compressed("int-quantized", 8, "int", "channel", None,
                    activations=int8_activations("token", symmetric=False)), 8, 0, False),
+    # Act-order in an order for each product: what is multiplied together is dequantised.
+    "gptq, orders apart": ({"quant_method": "gptq", "bits": 4, "group_size": 32,
+                            "desc_act": True, "sym": True, "orders": "apart"}, 4, 32, False),
 }
 
 
@@ -156,7 +159,25 @@ def make_fp4(rng, name: str, rows: int, cols: int, kind: str):
 def is_exact(config: dict) -> bool:
     """Whether what enters a product is not rounded to int8."""
     return (config.get("format") in ("float-quantized", "nvfp4-pack-quantized")
-            or config["quant_method"] in ("fp8", "modelopt") or bool(config.get("desc_act")))
+            or config["quant_method"] in ("fp8", "modelopt"))
+
+
+TOGETHER = {"self_attn.k_proj": "self_attn.q_proj", "self_attn.v_proj": "self_attn.q_proj",
+            "mlp.up_proj": "mlp.gate_proj"}
+
+
+def groups_of_inputs(config: dict, name: str, cols: int, group: int):
+    """[cols]: neighbours', but in act-order."""
+    import numpy as np
+
+    spread = np.repeat(np.arange(-(-cols // group)), group)[:cols]
+    if not config.get("desc_act"):
+        return spread
+    layer, product = name.split(".", 3)[2:]
+    if "orders" not in config:
+        product = TOGETHER.get(product, product)
+    return np.random.default_rng(
+        [int(layer), list(PRODUCTS).index(product)]).permutation(spread)
 
 
 def has_token_scales(config: dict) -> bool:
@@ -192,7 +213,7 @@ def make_product(rng, name: str, rows: int, cols: int, form):
         return make_fp4(rng, name, rows, cols, fmt)
     group = group or cols
     groups = -(-cols // group)
-    spread = np.repeat(np.arange(groups), group)[:cols]
+    spread = groups_of_inputs(config, name, cols, group)
     scales = rng.uniform(0.2, 1.0, (rows, groups)).astype(np.float16) / np.float16(64)
     if bits == 8:
         scales = (scales / np.float16(16)).astype(np.float16)
@@ -219,8 +240,6 @@ def make_product(rng, name: str, rows: int, cols: int, form):
     middle = 1 << bits - 1
     codes = rng.integers(0, 1 << bits, (rows, cols))
     zeros = rng.integers(0, 16, (rows, groups)) if zeroed else np.full((rows, groups), middle)
-    if config.get("desc_act"):
-        spread = rng.permutation(spread)
     weights = (codes - zeros[:, spread]) * scales.astype(np.float64)[:, spread]
     if method == "gptq":
         # Words are less by one in each place at once: a zero of 0 borrows.
@@ -312,23 +331,29 @@ def main() -> None:
     from forward_numpy import NumpyModel
 
     class Rounding(NumpyModel):
-        """Rounds what enters a quantised product to int8: in groups of 32, of W8A8 each
-        token as a whole."""
+        """Rounds what enters a quantised product to int8: in groups of 32, which in
+        act-order are the weights', of W8A8 each token as a whole."""
 
         def __init__(self, weights: dict, config: dict) -> None:
             self.config, self.weights = CONFIG, weights
             self.exact = []
+            self.quantised = config
             self.tokens = has_token_scales(config)
             if is_exact(config):
                 self.exact = list(PRODUCTS)
+            elif "orders" in config:
+                self.exact = [*TOGETHER, *TOGETHER.values()]
             elif "modules_to_not_convert" in config:
                 self.exact = ["q_proj", "k_proj", "v_proj"]
 
         def linear(self, name, x):
             if not name.endswith(tuple(self.exact)):
-                groups = x.reshape(len(x), -1, x.shape[1] if self.tokens else 32)
+                order = np.argsort(
+                    groups_of_inputs(self.quantised, name, x.shape[1], 32), kind="stable")
+                groups = x[:, order].reshape(len(x), -1, x.shape[1] if self.tokens else 32)
                 scale = np.abs(groups).max(-1, keepdims=True) / 127
-                x = (np.rint(groups / scale) * scale).reshape(x.shape)
+                x = np.empty_like(x)
+                x[:, order] = (np.rint(groups / scale) * scale).reshape(x.shape)
             return super().linear(name, x)
 
     for seed, (name, form) in enumerate(FORMATS.items()):
