@@ -117,9 +117,9 @@ struct HostCodes {
   // kInt4 without zeros: codes are e2m1 (a sign, two bits of exponent, one of
   // mantissa), and an element is twice that number, times the scale.
   bool e2m1 = false;
-  // Of kInt8 and kInt4: [cols], each input once: column i is of input order[i],
-  // so that groups are of neighbours (GPTQ's act-order). Null: of input i, which
-  // Backend::Embed requires.
+  // Of kInt8 and kInt4: [cols], each input once. Column i is of input order[i],
+  // so that groups are of neighbours (GPTQ's act-order). Null: of input i; that
+  // is what Backend::Embed requires.
   const int32_t* order = nullptr;
 };
 
