@@ -9,6 +9,7 @@
 #define TANDEM_KERNELS_CPU_AMX_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cpu/simd-inl.h"
@@ -28,6 +29,34 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 static_assert(sizeof(TileShapes) == 64);
+
+// Of products: 0 to 3 sums, 4 and 5 rows of inputs, 6 and 7 weights of 16
+// outputs. Those have 16 rows, the others as many as inputs have.
+inline TileShapes ProductShapes(int rows) {
+  TileShapes shapes;
+  std::fill_n(shapes.rows, 6, static_cast<uint8_t>(rows));
+  return shapes;
+}
+
+// How rows are divided among tiles: all in one, or into equal pairs of them.
+// Where a pair has fewer rows than two tiles do, its second tile begins in the
+// first one, and both say the same of those rows.
+struct TilePairs {
+  int rows;
+  int passes;
+  int of_tile;
+
+  explicit TilePairs(int all)
+      : rows(all), passes((all + 2 * kTileRows - 1) / (2 * kTileRows)) {
+    const int most = (all + passes - 1) / passes;
+    of_tile = paired() ? (most + 1) / 2 : all;
+  }
+  bool paired() const { return rows > kTileRows; }
+  int Begin(int pass) const {
+    return static_cast<int>(int64_t{rows} * pass / passes);
+  }
+  int Rows(int pass) const { return Begin(pass + 1) - Begin(pass); }
+};
 
 HWY_INLINE void ConfigureTiles(const TileShapes& shapes) {
   asm volatile("ldtilecfg %0" : : "m"(shapes));

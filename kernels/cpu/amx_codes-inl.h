@@ -8,8 +8,6 @@
 #define TANDEM_KERNELS_CPU_AMX_CODES_INL_H_
 #endif
 
-#include <algorithm>
-
 #include "kernels/cpu/amx-inl.h"
 #include "kernels/cpu/dot-inl.h"
 
@@ -109,22 +107,13 @@ void AmxTile(const CodeTile& t) {
   chains.Store(t.c, t.c_stride);
 }
 
-// ---- W8A8: the rows of one or two tiles against a panel. A block of 64 inputs
-// is one instruction's, and sums stay in their tiles until the last one.
+// ---- W8A8: the rows of one or two tiles against a panel (ProductShapes). A
+// block of 64 inputs is one instruction's, codes [16 quads][16 outputs], and
+// sums stay in their tiles until the last one.
 
-// 0 to 3: sums; 4, 5: rows [64 inputs]; 6, 7: codes [16 quads][16 outputs]
-inline TileShapes WholeShapes(int rows) {
-  TileShapes shapes;
-  std::fill_n(shapes.rows, 6, static_cast<uint8_t>(rows));
-  return shapes;
-}
-
-// Tiles have as many rows as they are configured for, in all t.rows; the second
-// one begins `second` rows behind the first, maybe within it: then both say the
-// same of the rows that they share.
 struct WholeTile : CodeTile {
-  int rows;
-  int second;
+  int rows;    // of both tiles
+  int second;  // from the first row to the second tile's
 };
 
 template <int kTiles>

@@ -38,7 +38,7 @@ absl::Status CheckShape(const KvShape& shape) {
         absl::StrCat("block_size is ", shape.block_size,
                      ", expected a multiple of 8 from 8 to 256"));
   }
-  if (shape.dtype == DType::kF16) {
+  if (shape.dtype == DType::kF16 || shape.dtype == DType::kW8A8) {
     return absl::InvalidArgumentError(
         absl::StrCat("KV cache type is ", std::string(Name(shape.dtype)),
                      ", expected f32, bf16, fp8, int8 or int4 on a CPU"));

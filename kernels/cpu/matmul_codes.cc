@@ -298,20 +298,6 @@ void AmxRows(const MatMulPiece& p) {
   ReleaseTiles();
 }
 
-// How rows are divided: as equal pairs of tiles, or one tile has them all.
-struct TilePairs {
-  int rows;
-  int passes;
-  int of_tile;  // rows
-
-  explicit TilePairs(int all)
-      : rows(all), passes((all + 2 * kTileRows - 1) / (2 * kTileRows)) {
-    const int most = (all + passes - 1) / passes;
-    of_tile = paired() ? (most + 1) / 2 : all;
-  }
-  bool paired() const { return rows > kTileRows; }
-};
-
 void AmxWholePanel(const MatMulPiece& p, const Range& range, int panel,
                    const std::byte* w, const CodeTile& fetching,
                    const TilePairs& pairs) {
@@ -320,12 +306,9 @@ void AmxWholePanel(const MatMulPiece& p, const Range& range, int panel,
   t.blocks = range.blocks;
   t.first = range.piece == 0;
   t.w[0] = w;
-  const auto cut = [&](int pass) {
-    return static_cast<int>(int64_t{pairs.rows} * pass / pairs.passes);
-  };
   for (int pass = 0; pass < pairs.passes; ++pass) {
-    const int row = cut(pass);
-    t.rows = cut(pass + 1) - row;
+    const int row = pairs.Begin(pass);
+    t.rows = pairs.Rows(pass);
     t.second = t.rows - pairs.of_tile;
     t.a = p.codes + int64_t{range.piece} * p.rows + p.row_begin + row;
     SharePass(t, pass, pairs.passes);
@@ -338,7 +321,7 @@ void AmxWholePanel(const MatMulPiece& p, const Range& range, int panel,
 void AmxWholeRows(const MatMulPiece& p) {
   constexpr CodeKind kKind = CodeKind::kW8A8;
   const TilePairs pairs(p.row_end - p.row_begin);
-  ConfigureTiles(WholeShapes(pairs.of_tile));
+  ConfigureTiles(ProductShapes(pairs.of_tile));
   ForPanels(p, kKind, [&](const Range& range, int panel, const std::byte* w) {
     AmxWholePanel(p, range, panel, w, FetchingTile<kKind>(p, range, panel),
                   pairs);

@@ -158,13 +158,6 @@ struct ByVectors {
 
 #if HWY_TARGET == HWY_AVX3
 
-// 0 to 3: sums; 4, 5: rows of inputs; 6, 7: weights [16 pairs][16 outputs]
-TileShapes ShapesOf(int rows) {
-  TileShapes shapes;
-  std::fill_n(shapes.rows, 6, static_cast<uint8_t>(rows));
-  return shapes;
-}
-
 // Half a group of a panel, for few rows, which wait for memory.
 HWY_INLINE void FetchHalf(const std::byte* w) {
 #pragma GCC unroll 16
@@ -259,9 +252,10 @@ void AmxPanels(const GroupBlock& b) {
     RunTile(*b.piece, tile, t, rows, b.row + row, (b.panel + panel) * kPanel,
             2 * panels, b.last);
   };
-  if (b.rows <= kTileRows) {
-    t.rows = b.rows;
-    ConfigureTiles(ShapesOf(t.rows));
+  const TilePairs pairs(b.rows);
+  t.rows = pairs.of_tile;
+  ConfigureTiles(ProductShapes(t.rows));
+  if (!pairs.paired()) {
     for (int panel = 0; panel < b.panels; panel += 2) {
       if (panel + 1 < b.panels) {
         run(AmxTile<1, 4>, 0, b.rows, panel, 2);
@@ -271,23 +265,16 @@ void AmxPanels(const GroupBlock& b) {
     }
     return;
   }
-  // Equal pairs of tiles. Where a pair has fewer rows than two tiles do, its
-  // second tile begins in the first one, and both say the same of those rows.
-  const int pairs = (b.rows + 2 * kTileRows - 1) / (2 * kTileRows);
-  const int most = (b.rows + pairs - 1) / pairs;
-  t.rows = (most + 1) / 2;
-  ConfigureTiles(ShapesOf(t.rows));
   // All of them share what is to be fetched of the next panel.
   constexpr int kLines = kGroupBytes / 64;
-  t.lines = (kLines + pairs - 1) / pairs;
+  t.lines = (kLines + pairs.passes - 1) / pairs.passes;
   for (int panel = 0; panel < b.panels; ++panel) {
-    for (int pair = 0; pair < pairs; ++pair) {
-      const int row = b.rows * pair / pairs;
-      const int rows = b.rows * (pair + 1) / pairs - row;
+    for (int pass = 0; pass < pairs.passes; ++pass) {
+      const int rows = pairs.Rows(pass);
       t.second = rows - t.rows;
       t.next = b.w + (panel + 1) * b.panel_bytes +
-               int64_t{pair} * t.lines * b.groups * 64;
-      run(AmxTile<2, 2>, row, rows, panel, 1);
+               int64_t{pass} * t.lines * b.groups * 64;
+      run(AmxTile<2, 2>, pairs.Begin(pass), rows, panel, 1);
     }
   }
 }

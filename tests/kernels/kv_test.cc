@@ -512,6 +512,7 @@ TEST(KvTest, RefusesShapesThatItCannotHold) {
   EXPECT_EQ(code([](KvShape& s) { s.num_layers = 0; }), invalid);
   EXPECT_EQ(code([](KvShape& s) { s.num_blocks = 0; }), invalid);
   EXPECT_EQ(code([](KvShape& s) { s.dtype = DType::kF16; }), invalid);
+  EXPECT_EQ(code([](KvShape& s) { s.dtype = DType::kW8A8; }), invalid);
 }
 
 TEST(KvDigestTest, TheVectorFormEqualsTheDefinition) {
