@@ -64,7 +64,7 @@ constexpr int64_t CodesBegin(CodeKind kind) {
   return IsW8A8(kind) ? 0 : kind == CodeKind::kInt4Zeros ? 128 : 64;
 }
 constexpr int64_t CodeUnitBytes(CodeKind kind) {
-  return CodesBegin(kind) + 2 * (IsEightBit(kind) ? 8 : 4) * 64;
+  return CodesBegin(kind) + int64_t{2} * (IsEightBit(kind) ? 8 : 4) * 64;
 }
 constexpr int CodeBlocks(int cols) {
   return (cols + kCodeInputs - 1) / kCodeInputs;
