@@ -13,8 +13,8 @@
 // Numerics (DESIGN.md section 8, rule 7). Activations are of the backend's
 // activation_type(): f32 on a CPU, else the type that the device's matrix
 // units take; the engine only sizes and passes them on. Each output of a
-// product is one chain of fused multiply-adds over its inputs (of int8 and int4
-// matrices: groups of inputs, kernels/quantise.h) in ascending order, rounded
+// product is one chain of fused multiply-adds over its inputs in ascending
+// order (of int8, int4 and W8A8 matrices what kernels/quantise.h says), rounded
 // to that type; attention sums keys in ascending position, cut
 // at absolute multiples of kAttentionSegment and merged in ascending order. No
 // result depends on the batch, the chunking, the thread count or the
@@ -330,8 +330,8 @@ class Backend {
 
   // Converts a checkpoint matrix into the backend's layout. `dtype` is how it
   // is kept: on a CPU kF32 or kBF16 (f16 sources widen to f32), on a GPU the
-  // activations'; on both kFp8, e4m3 with a scale for each row, and kInt8 and
-  // kInt4, with a scale for each group (kernels/quantise.h). Blocks the caller,
+  // activations'; on both kFp8 and kW8A8, with a scale for each row, and kInt8
+  // and kInt4, with one for each group (kernels/quantise.h). Blocks the caller,
   // and waits for operations that are running on all threads.
   virtual absl::StatusOr<std::unique_ptr<Matrix>> PackMatrix(
       const HostTensor& source, DType dtype) = 0;

@@ -409,12 +409,10 @@ HWY_INLINE void EndPiece(Chains<R, U>& chains, const RowPiece* a, bool last) {
   }
 }
 
-// Chains go on by a block: both groups of each unit.
+// Chains go on by two groups.
 template <typename D, Read read, int R, int U>
-HWY_INLINE void DotBlock(Chains<R, U>& chains,
-                         const std::byte* const (&unit)[U], GroupRows& rows) {
-  if constexpr (kIsW8A8<read>)
-    return SumBlock<D, read, R, U>(chains, unit, rows);
+HWY_INLINE void ChainBlock(Chains<R, U>& chains,
+                           const std::byte* const (&unit)[U], GroupRows& rows) {
 #pragma GCC unroll 2
   for (int group = 0; group < 2; ++group, rows.Next()) {
     const int64_t begin = kCodesBegin<read> + group * kGroupBytes<read>;
@@ -453,6 +451,17 @@ HWY_INLINE void DotBlock(Chains<R, U>& chains,
             hn::MulAdd(hn::ConvertTo(F32(), sums[r][i]), both, chains.v[r][i]);
       }
     }
+  }
+}
+
+// Both groups of a block of each unit.
+template <typename D, Read read, int R, int U>
+HWY_INLINE void DotBlock(Chains<R, U>& chains,
+                         const std::byte* const (&unit)[U], GroupRows& rows) {
+  if constexpr (kIsW8A8<read>) {
+    SumBlock<D, read, R, U>(chains, unit, rows);
+  } else {
+    ChainBlock<D, read, R, U>(chains, unit, rows);
   }
 }
 

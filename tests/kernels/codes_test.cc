@@ -182,7 +182,9 @@ TEST_P(CodesTest, EmbeddingsAreCodeTimesScales) {
   EXPECT_TRUE(SameBits(device.Download(out, expected.size()), expected));
 }
 
-TEST_P(CodesTest, WhatIsNotFiniteShows) {
+class CodesThatShowTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(CodesThatShowTest, WhatIsNotFinite) {
   const MatrixShape shape{3, 70};
   auto w = RandomFloats(ElementAt(shape.n, shape.k, 0), 5);
   w[ElementAt(1, shape.k, 40)] = INFINITY;
@@ -197,11 +199,16 @@ TEST_P(CodesTest, WhatIsNotFiniteShows) {
   for (const size_t i : {1, 3, 4, 5}) EXPECT_TRUE(std::isnan(got[i])) << i;
 }
 
+std::string NameOfType(const ::testing::TestParamInfo<DType>& info) {
+  return std::string(Name(info.param));
+}
 INSTANTIATE_TEST_SUITE_P(Types, CodesTest,
                          ::testing::Values(DType::kInt8, DType::kInt4),
-                         [](const auto& param) {
-                           return std::string(Name(param.param));
-                         });
+                         NameOfType);
+INSTANTIATE_TEST_SUITE_P(Types, CodesThatShowTest,
+                         ::testing::Values(DType::kInt8, DType::kInt4,
+                                           DType::kW8A8),
+                         NameOfType);
 
 struct Given {
   const char* what;
