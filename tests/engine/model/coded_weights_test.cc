@@ -100,6 +100,38 @@ TEST_F(DequantisedTest, OrdersApartAreTheNumbersInF32) {
   ExpectNearlyThePlain("gptq_orders_apart");
 }
 
+// Tokens are looked up in such a matrix where it is the embedding, too.
+TEST_F(DequantisedTest, AHeadInActOrderIsItsNumbers) {
+  const CodedForm& form = CodedForms().at("packed_int4");
+  WriteBoth("llama2_mha_f32", "packed_int4");
+  FileTensors tensors = TensorsOf(dir_);
+  const auto head = tensors.extract("lm_head.weight");
+  ASSERT_FALSE(head.empty());
+  const std::vector<int64_t>& shape = head.mapped().shape;
+  std::mt19937 random(3);
+  for (const auto& [behind, part] :
+       form.make(static_cast<size_t>(shape[0]), static_cast<size_t>(shape[1]),
+                 random)
+           .tensors) {
+    tensors["lm_head" + behind] = part;
+  }
+  tensors.erase("lm_head.weight_zero_point");  // of outputs in eights
+  for (const bool ordered : {false, true}) {
+    if (ordered) {
+      std::vector<int32_t> groups;
+      for (int32_t i = 0; i < shape[1]; ++i) groups.push_back(i % 2);
+      tensors["lm_head.weight_g_idx"] = {"I32", {shape[1]}, BytesOf(groups)};
+    }
+    dir_.Write("model.safetensors", SafetensorsFile(tensors));
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->dequantised(),
+              ordered ? std::vector<std::string>{"lm_head.weight (act-order)"}
+                      : std::vector<std::string>());
+    EXPECT_EQ((*model)->head().dtype(), ordered ? DType::kF32 : DType::kInt4);
+  }
+}
+
 // Where a part of a head turns, rows stand in another order than in the file.
 TEST_F(DequantisedTest, CodesOfRowsThatMoveAreThoseRows) {
   for (const char* form : {"gptq_act_order", "packed_int4", "int8", "w8a8"}) {
