@@ -4,8 +4,9 @@
 //
 //   cpu_bench --model DIR [--threads N] [--activations f32|bf16|bf16-amx]
 //             [--quantization none|fp8|int8|int4|w8a8]
+//             [--kv-cache-dtype bf16|f32|fp8|int8|int4]
 //             [--repeats 5] [--prefill 512,2048] [--decode 128,2048]
-//             [--batch 16,32]
+//             [--batch 16,32] [--block-size N]
 //
 // `decode` is at batch 1 and that context, over 32 steps; `batch` decodes as
 // many sequences at context 512. For bench/compare_llama.py.
@@ -38,9 +39,11 @@ constexpr int kBatchContext = 512;
 struct Flags {
   std::string model;
   std::string quantisation = "none";
+  DType kv = DType::kBF16;
   CpuInputs activations = CpuInputs::kF32;
   int threads = 0;
   int repeats = 5;
+  int block_size = 16;
   std::vector<int> prefill = {512, 2048};
   std::vector<int> decode = {128, 2048};
   std::vector<int> batch = {16, 32};
@@ -63,6 +66,14 @@ std::vector<int> Numbers(const std::string& text) {
   return numbers;
 }
 
+DType KvType(const std::string& name) {
+  for (const DType type :
+       {DType::kBF16, DType::kF32, DType::kFp8, DType::kInt8, DType::kInt4}) {
+    if (name == kernels::Name(type)) return type;
+  }
+  Die("--kv-cache-dtype: bf16, f32, fp8, int8 or int4");
+}
+
 Flags Parse(int argc, char** argv) {
   Flags flags;
   for (int i = 1; i < argc; i += 2) {
@@ -73,6 +84,8 @@ Flags Parse(int argc, char** argv) {
       flags.model = value;
     } else if (flag == "--quantization") {
       flags.quantisation = value;
+    } else if (flag == "--kv-cache-dtype") {
+      flags.kv = KvType(value);
     } else if (flag == "--activations") {
       if (value == "bf16") {
         flags.activations = CpuInputs::kBf16;
@@ -85,6 +98,8 @@ Flags Parse(int argc, char** argv) {
       flags.threads = std::atoi(value.c_str());
     } else if (flag == "--repeats") {
       flags.repeats = std::max(1, std::atoi(value.c_str()));
+    } else if (flag == "--block-size") {
+      flags.block_size = std::atoi(value.c_str());
     } else if (flag == "--prefill") {
       flags.prefill = Numbers(value);
     } else if (flag == "--decode") {
@@ -150,12 +165,13 @@ void Run(const Flags& flags) {
   engine::DeviceExecutorOptions options;
   options.max_rows = 512;
   options.max_sequences = std::max(1, Most(flags.batch));
-  options.kv_dtype = DType::kBF16;
-  options.block_size = 16;
+  options.kv_dtype = flags.kv;
+  options.block_size = flags.block_size;
   const int longest =
       std::max({Most(flags.prefill), Most(flags.decode) + 2 * kSteps,
                 Most(flags.batch) * (kBatchContext + 2 * kSteps)});
-  options.num_blocks = longest / 16 + options.max_sequences + 8;
+  options.num_blocks =
+      longest / flags.block_size + 2 * options.max_sequences + 8;
   auto runs = bench::EngineRuns::Create(options, model->get(), backend->get());
   if (!runs.ok()) Die(std::string(runs.status().message()));
   const auto decode = [&](const char* what, int at, int count, int context) {

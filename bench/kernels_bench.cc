@@ -4,7 +4,7 @@
 //   kernels_bench [--threads N] [--isa auto|avx2|avxvnni|avx512|avx512vnni|
 //                 avx512bf16|amx]
 //                 [--fetching auto|intel|amd]
-//                 [--weights bf16|int8|int4|w8a8] [--kv bf16|int8|int4]
+//                 [--weights bf16|int8|int4|w8a8] [--kv bf16|fp8|int8|int4]
 //                 [--quick]
 //                 [--model 135m|500m] [--rows 1,16,512] [--no-attention]
 //   kernels_bench [--threads N] --limits BYTES,BYTES,...
@@ -55,6 +55,7 @@ struct Chosen {
   std::vector<size_t> rows = {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512};
   DType weights = DType::kBF16;
   DType kv = DType::kBF16;
+  int block_size = 16;
   bool attention = true;
 };
 
@@ -74,12 +75,13 @@ double Since(Clock::time_point begin) {
 class Bench {
  public:
   Bench(std::unique_ptr<Backend> backend, int threads, bool wide,
-        tandem::IntegerDots dots, bool quick)
+        tandem::IntegerDots dots, CpuInputs inputs, bool quick)
       : pool_(threads, std::chrono::microseconds(50)),
         backend_(std::move(backend)),
         queue_(backend_->NewQueue("bench")),
         wide_(wide),
         dots_(dots),
+        inputs_(inputs),
         passes_(quick ? 3 : 7) {}
 
   // FMA, and where this CPU has instructions for them (else 0) dot products:
@@ -234,7 +236,7 @@ class Bench {
                   peak == 0 ? 0 : 100 * flops / peak);
     }
     if (codes || !chosen.attention) return;
-    Attention(model, chosen.kv, bandwidth);
+    Attention(model, chosen.kv, chosen.block_size, bandwidth);
     Sampling(model);
   }
 
@@ -246,7 +248,8 @@ class Bench {
     return data;
   }
 
-  void Attention(const Model& model, DType type, double bandwidth) {
+  void Attention(const Model& model, DType type, int block_size,
+                 double bandwidth) {
     struct Case {
       const char* name;
       int sequences, rows, context;
@@ -259,10 +262,10 @@ class Bench {
                 "rows", "context", "ms", "GB/s", "of read", "GFLOP/s",
                 "of peak");
     for (const Case& c : cases) {
-      const int blocks = (c.context + 15) / 16;
+      const int blocks = (c.context + block_size - 1) / block_size;
       auto cache =
           *backend_->NewKvCache({model.layers, model.kv_heads, model.head_dim,
-                                 16, blocks * c.sequences, type});
+                                 block_size, blocks * c.sequences, type});
       std::vector<int32_t> tables(static_cast<size_t>(blocks * c.sequences));
       std::iota(tables.begin(), tables.end(), 0);
       std::vector<RowSpan> spans;
@@ -347,17 +350,16 @@ class Bench {
   const std::unique_ptr<Queue> queue_;
   const bool wide_;
   const tandem::IntegerDots dots_;
+  const CpuInputs inputs_;
   const int passes_;
   // Of what products and attention with bf16 do.
   double F32OrPairs() const {
-    const bool pairs = backend_->numerics() != "cpu-1";
-    return pairs ? std::max(pair_peak_, peak_) : peak_;
+    return inputs_ == CpuInputs::kF32 ? peak_ : std::max(pair_peak_, peak_);
   }
   // Of what products with bf16 do.
   double Bf16Products() const {
-    return backend_->numerics() == "cpu-1-bf16-amx" && tile_peak_ > 0
-               ? tile_peak_
-               : F32OrPairs();
+    return inputs_ == CpuInputs::kBf16Amx && tile_peak_ > 0 ? tile_peak_
+                                                            : F32OrPairs();
   }
 
   double peak_ = 0;
@@ -402,6 +404,8 @@ int main(int argc, char** argv) {
       chosen.rows = Numbers(argv[++i]);
     } else if (flag == "--model" && i + 1 < argc) {
       chosen.model = argv[++i];
+    } else if (flag == "--block-size" && i + 1 < argc) {
+      chosen.block_size = std::atoi(argv[++i]);
     } else if (flag == "--no-attention") {
       chosen.attention = false;
     } else if (flag == "--bf16-inputs") {
@@ -412,6 +416,7 @@ int main(int argc, char** argv) {
       const std::string_view value = argv[++i];
       (flag == "--kv" ? chosen.kv : chosen.weights) =
           value == "int8"   ? DType::kInt8
+          : value == "fp8"  ? DType::kFp8
           : value == "int4" ? DType::kInt4
           : value == "w8a8" ? DType::kW8A8
                             : DType::kBF16;
@@ -422,7 +427,7 @@ int main(int argc, char** argv) {
                    "[--fetching auto|intel|amd] "
                    "[--weights bf16|int8|int4|w8a8] [--bf16-inputs | "
                    "--bf16-amx-inputs] [--kv "
-                   "bf16|int8|int4] [--quick] "
+                   "bf16|fp8|int8|int4] [--block-size N] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;
     }
@@ -443,7 +448,8 @@ int main(int argc, char** argv) {
       isa == "avx2" || isa == "avx512" ? tandem::IntegerDots::kMultiplyAdd
       : isa == "avxvnni"               ? tandem::IntegerDots::kVnni
                                        : tandem::FastestIntegerDots();
-  Bench bench(*std::move(backend), options.threads, wide, dots, quick);
+  Bench bench(*std::move(backend), options.threads, wide, dots, options.inputs,
+              quick);
   bench.Limits();
   if (!sets.empty()) {
     bench.PrintLimits(sets);

@@ -303,7 +303,7 @@ class Backend {
 
   // "cpu (avx512, 2 threads)": for people.
   virtual std::string description() const = 0;
-  // What the bits of results depend on, for the fingerprint: "cpu-2".
+  // What the bits of results depend on, for the fingerprint: "cpu-3".
   virtual std::string numerics() const = 0;
   // Of every `void*` operand below.
   virtual DType activation_type() const = 0;

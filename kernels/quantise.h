@@ -53,6 +53,17 @@
 //         code * x's code over all inputs
 //
 // f32(dot) is the nearest to it, ties to even.
+//
+// Over an int8 cache a CPU's attention is of integers, too (backends without
+// this read code times scale): a query is quantised like a vector, with limit
+// kQueryLimit; of each kAttentionSegment keys their weights, each times its
+// value's scale, are so with limit kWeightLimit, and
+//
+//   score = f32(dot) * (the key's scale * the query's)
+//   value = f32(dot) * the weights' scale
+//
+// where `dot` is the exact integer sum of codes' products, over dimensions or
+// over the segment's keys.
 
 #ifndef TANDEM_KERNELS_QUANTISE_H_
 #define TANDEM_KERNELS_QUANTISE_H_
@@ -67,6 +78,11 @@ namespace tandem::kernels {
 
 inline constexpr float kLargestE4M3 = 448.0f;
 inline constexpr float kLargestInt8 = 127.0f;
+// So that sums of products with codes fit 32 bits.
+inline constexpr float kQueryLimit = 16383.0f;
+inline constexpr float kWeightLimit = 32767.0f;
+static_assert(int64_t{16383} * 128 * kMaxHeadDim < int64_t{1} << 31);
+static_assert(int64_t{32767} * 128 * kAttentionSegment < int64_t{1} << 31);
 
 // `value` * 2^fraction_bits to the nearest integer, ties to even. REQUIRES:
 // the magnitude of the result is below 2^24. Takes an f32's bits without sign.
@@ -144,6 +160,22 @@ constexpr float FloatFromBf16Bits(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
+// What a vector is quantised by; `amax` is the bits of its largest magnitude.
+struct VectorScale {
+  float scale = 0;
+  float inverse = 0;  // 0: all codes are 0
+
+  constexpr VectorScale(uint32_t amax, float limit) {
+    if (amax >= 0x7f800000u) {
+      scale = std::bit_cast<float>(0x7fc00000u);
+    } else if (amax >= 0x0d800000u) {  // 2^-100
+      const float most = std::bit_cast<float>(amax);
+      scale = most / limit;
+      inverse = limit / most;
+    }
+  }
+};
+
 // What turns the values of one vector, or of one group of kInt4, into codes.
 struct VectorQuantiser {
   DType type;
@@ -153,21 +185,14 @@ struct VectorQuantiser {
   // `key`: the greatest MagnitudeKey of the vector or group.
   constexpr VectorQuantiser(DType code_type, uint32_t key)
       : type(code_type), scale(0), inverse(0) {
-    const uint32_t amax = key >> 1;
-    if (amax >= 0x7f800000u) {
-      scale = std::bit_cast<float>(0x7fc00000u);
-    } else if (amax < 0x0d800000u) {  // 2^-100
-      return;
-    } else if (code_type == DType::kInt4) {
+    const VectorScale whole(
+        key >> 1, code_type == DType::kFp8 ? kLargestE4M3 : kLargestInt8);
+    scale = whole.scale;
+    inverse = whole.inverse;
+    if (code_type == DType::kInt4 && inverse != 0) {
       const float most = std::bit_cast<float>(std::rotr(key, 1));
       scale = FloatFromBf16Bits(Bf16Bits(most / -8.0f));
       inverse = 1.0f / scale;
-    } else {
-      const float limit =
-          code_type == DType::kFp8 ? kLargestE4M3 : kLargestInt8;
-      const float most = std::bit_cast<float>(amax);
-      scale = most / limit;
-      inverse = limit / most;
     }
   }
 

@@ -54,6 +54,7 @@ struct Workspace {
   float scores[kMaxQueries][kScoreStride];
   float values[kMaxQueries][kHeadStride];  // of one segment
   float merged[kMaxQueries][kHeadStride];
+  float factors[kMaxQueries];  // of a segment's values (EndValues)
   SoftmaxState segment_state[kMaxQueries];
   SoftmaxState merged_state[kMaxQueries];
 };
@@ -207,10 +208,13 @@ inline void Finish(const SoftmaxState& state, const float* values, int head_dim,
 //   CopyQuery              what Scores takes
 //   Scores                 of so many queries with keys [begin, end), begin at
 //                          a block's start
-//   RoundWeights           of keys from an even one on, in place
+//   RoundWeights           of keys [begin, end), key 0 at position `from`, in
+//                          place, with an even one before them that is zero;
+//                          what EndValues is given
 //   Weights                where the weights of an even key then are
 //   Values, OwnValues      sums of weights times V: of so many queries over
 //                          aligned keys, or of one query over any
+//   EndValues              makes finished sums values
 template <typename Keys>
 void Segment(const AttentionPiece& p, const Pages& pages, int segment,
              Workspace& ws) {
@@ -240,8 +244,9 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
       float* const scores = ws.scores[i] + kScoreSlack;
       ws.segment_state[i] = Softmax(scores + (start - from), first_key(i),
                                     end_key(i), p.scale, p.soft_cap);
-      const int even = (start - from) + first_key(i) / 2 * 2;
-      Keys::RoundWeights(scores, even, start - from + end_key(i));
+      ws.factors[i] =
+          Keys::RoundWeights(pages, from, scores, start - from + first_key(i),
+                             start - from + end_key(i));
     }
     // At a key that is even.
     const auto weights = [&](int query, int key) {
@@ -276,6 +281,7 @@ void Segment(const AttentionPiece& p, const Pages& pages, int segment,
       } else if (common_end < end_key(i)) {
         own_values(i, common_end, end_key(i), false);
       }
+      Keys::EndValues(p.layout->width, ws.factors[i], ws.values[i]);
     }
   }
 }

@@ -72,8 +72,8 @@ void ScoreTile(const Pages& pages, const float* q, int begin, int end,
         }
       }
     } else if constexpr (kIsCodes<W>) {
-      AdvanceCodes<W, R, U>(scales, chains, q, kHeadStride, w, layout.slots,
-                            layout.head_dim);
+      AdvanceFp8<R, U>(scales, chains, q, kHeadStride, w, layout.slots,
+                       layout.head_dim);
     } else if constexpr (FetchesAhead(R)) {
       UnitsAhead<U, kLineSteps<W>> ahead{
           {}, int64_t{layout.slots} * 4, pages.far};
@@ -163,8 +163,7 @@ void ValueTile(const Pages& pages, const float* weights, int begin, int end,
       } else if constexpr (kIsCodes<W>) {
         const ScaledInputs scales{
             pages.Scales(true, position / layout.block_size) + slot};
-        AdvanceCodes<W, R, U>(scales, chains, a, kScoreStride, w, stride,
-                              count);
+        AdvanceFp8<R, U>(scales, chains, a, kScoreStride, w, stride, count);
       } else if constexpr (FetchesAhead(R)) {
         const int next = std::min(position + 64, end - 1) / layout.block_size;
         UnitsAhead<U, kLineSteps<W>> ahead{{}, stride, pages.far};
@@ -224,12 +223,15 @@ struct ChainKeys {
         queries, [](auto rows) { return ScoreTile<W, rows>; });
     tile(pages, q, begin, end, scores);
   }
-  static void RoundWeights(float* scores, int begin, int end) {
+  static float RoundWeights(const Pages& /*pages*/, int /*from*/, float* scores,
+                            int begin, int end) {
     if constexpr (kRoundsInputs<W>) {
-      CopyInputs<W>(scores + begin, end - begin,
-                    scores + begin / kWordInputs<W>);
+      const int even = begin / 2 * 2;
+      CopyInputs<W>(scores + even, end - even, scores + even / kWordInputs<W>);
     }
+    return 1;
   }
+  static void EndValues(int /*width*/, float /*factor*/, float* /*values*/) {}
   static float* Weights(float* scores, int key) {
     return scores + key / kWordInputs<W>;
   }
@@ -259,13 +261,12 @@ void Attend(const AttentionPiece& p) {
       return AttendOf<ChainKeys<F32Weights>>(p);
     case DType::kFp8:
       return AttendOf<ChainKeys<Fp8Codes>>(p);
-    case DType::kInt8:
-      return AttendOf<ChainKeys<Int8Codes>>(p);
     case DType::kInt4:
       return AttendOf<ChainKeys<Int4Codes>>(p);
     case DType::kBF16:
     case DType::kF16:
-    case DType::kW8A8:  // no cache has these
+    case DType::kInt8:  // attention_int8.cc's
+    case DType::kW8A8:  // no cache has this, nor f16
       return AttendOf<ChainKeys<Bf16Weights>>(p);
   }
 }

@@ -41,6 +41,8 @@ class Planner {
         team_(team),
         step_(step),
         layout_(step.cache->layout()),
+        attend_(layout_.type == DType::kInt8 ? table.attention_int8
+                                             : table.attention),
         window_(step.options.window > 0 ? step.options.window : kNoWindow),
         tasks_(reinterpret_cast<Task*>(team.team_scratch())) {}
 
@@ -159,7 +161,7 @@ class Planner {
       const int begin =
           all ? count_ - (item + 1) * heads : alone - 1 - (item - together);
       for (int i = 0; i < (all ? heads : 1); ++i) {
-        table_.attention(Piece(tasks_[begin + i], member));
+        attend_(Piece(tasks_[begin + i], member));
       }
     });
   }
@@ -175,7 +177,7 @@ class Planner {
       piece.segment_end = piece.segment_begin + 1;
       piece.partial_states = states_ + partial;
       piece.partial_sums = sums_ + partial * layout_.width;
-      table_.attention(piece);
+      attend_(piece);
     });
     team_.ForEach(count_, [&](int index, int member) {
       const Task& task = tasks_[index];
@@ -206,6 +208,7 @@ class Planner {
   ThreadPool::Team& team_;
   const AttentionStep& step_;
   const KvLayout& layout_;
+  void (*const attend_)(const AttentionPiece& piece);
   const int window_;
   Task* const tasks_;
   int count_ = 0;

@@ -416,35 +416,27 @@ HWY_INLINE void AdvanceWidening(Chains<R, 2>& chains, const float* a,
 // A quantised cache's codes (kernels/quantise.h), a byte for each lane, of int4
 // for two; what is multiplied is code times scale, rounded to f32.
 struct Fp8Codes {};
-struct Int8Codes {};
 struct Int4Codes {};
 template <typename W>
 inline constexpr bool kIsInt4 = std::is_same_v<W, Int4Codes>;
 template <typename W>
-inline constexpr bool kIsCodes =
-    std::is_same_v<W, Fp8Codes> || std::is_same_v<W, Int8Codes> || kIsInt4<W>;
+inline constexpr bool kIsCodes = std::is_same_v<W, Fp8Codes> || kIsInt4<W>;
 
-HWY_INLINE Vec Widen(Fp8Codes, const std::byte* codes) {
-  const F32 d;
-  const U32 du;
-  const auto raw =
-      hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, F32>(),
-                                  reinterpret_cast<const uint8_t*>(codes)));
-  const auto magnitude = hn::And(raw, hn::Set(du, 0x7fu));
-  const auto sign = hn::ShiftLeft<24>(hn::And(raw, hn::Set(du, 0x80u)));
-  const Vec normal = hn::BitCast(
-      d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120u << 23)));
-  const Vec small = hn::Mul(hn::ConvertTo(d, hn::BitCast(I32(), magnitude)),
-                            hn::Set(d, 0x1p-9f));
-  const Vec value =
-      hn::IfThenElse(hn::Lt(small, hn::Set(d, 0x1p-6f)), small, normal);
-  return hn::BitCast(d, hn::Or(hn::BitCast(du, value), sign));
-}
-HWY_INLINE Vec Widen(Int8Codes, const std::byte* codes) {
-  return hn::ConvertTo(
-      F32(),
-      hn::PromoteTo(I32(), hn::LoadU(hn::Rebind<int8_t, F32>(),
-                                     reinterpret_cast<const int8_t*>(codes))));
+// Times 2^-8: sign, exponent and fraction are where f16 has them, whose
+// exponent is biased by 15 instead of 7, also of numbers below the smallest
+// exponent.
+HWY_INLINE Vec WidenFp8(const std::byte* codes) {
+  const hn::Rebind<int16_t, F32> d16;
+  const auto words =
+      hn::PromoteTo(d16, hn::LoadU(hn::Rebind<int8_t, F32>(),
+                                   reinterpret_cast<const int8_t*>(codes)));
+  const auto halves = hn::And(hn::ShiftLeft<7>(words),
+                              hn::Set(d16, static_cast<int16_t>(0xbfff)));
+#if HWY_TARGET == HWY_AVX3
+  return Vec{_mm512_cvtph_ps(halves.raw)};
+#else
+  return Vec{_mm256_cvtph_ps(halves.raw)};
+#endif
 }
 
 // Keys are lanes: unit u's 16 scales at scale[u], the same for every input.
@@ -463,19 +455,20 @@ struct ScaledInputs {
 };
 
 // Codes of unit u at w[u] + k * w_stride bytes for input k.
-template <typename W, int R, int U, typename Scales>
-HWY_INLINE void AdvanceCodes(const Scales& scales, Chains<R, U>& chains,
-                             const float* a, int64_t a_stride,
-                             const std::byte* const* w, int64_t w_stride,
-                             int inputs) {
+template <int R, int U, typename Scales>
+HWY_INLINE void AdvanceFp8(const Scales& scales, Chains<R, U>& chains,
+                           const float* a, int64_t a_stride,
+                           const std::byte* const* w, int64_t w_stride,
+                           int inputs) {
+  const Vec unit = hn::Set(F32(), 0x1p8f);
   int64_t offset = 0;
   for (int k = 0; k < inputs; ++k, offset += w_stride, ++a) {
     Vec weights[U * kParts];
 #pragma GCC unroll 8
     for (int i = 0; i < U * kParts; ++i) {
       weights[i] =
-          hn::Mul(Widen(W(), w[i / kParts] + offset + (i % kParts) * kLanes),
-                  scales(i / kParts, i % kParts, k));
+          hn::Mul(WidenFp8(w[i / kParts] + offset + (i % kParts) * kLanes),
+                  hn::Mul(scales(i / kParts, i % kParts, k), unit));
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {

@@ -87,9 +87,13 @@ inline constexpr int kRowPiecesRead = 16;
 constexpr int RowPieces(int cols) {
   return (CodeBlocks(cols) + RowPiece::kBlocks - 1) / RowPiece::kBlocks;
 }
-// First block of piece `piece`: pieces are even.
+// First block of piece `piece`: pieces are even. Most rows are one, and tiles
+// are short enough to notice a division.
 constexpr int PieceBegin(int cols, int piece) {
-  return static_cast<int>(int64_t{CodeBlocks(cols)} * piece / RowPieces(cols));
+  const int pieces = RowPieces(cols);
+  if (piece == 0) return 0;
+  if (piece == pieces) return CodeBlocks(cols);
+  return static_cast<int>(int64_t{CodeBlocks(cols)} * piece / pieces);
 }
 
 // Quantises the rows of panel `panel` of `source` to a kind without zeros, into

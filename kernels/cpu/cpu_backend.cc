@@ -77,11 +77,11 @@ class CpuBackend final : public Backend {
   std::string numerics() const override {
     switch (table_.inputs) {
       case CpuInputs::kF32:
-        return "cpu-2";
+        return "cpu-3";
       case CpuInputs::kBf16:
-        return "cpu-2-bf16";
+        return "cpu-3-bf16";
       case CpuInputs::kBf16Amx:
-        return "cpu-2-bf16-amx";
+        return "cpu-3-bf16-amx";
     }
     return "";
   }

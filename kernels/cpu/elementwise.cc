@@ -6,6 +6,7 @@
 #include "hwy/foreach_target.h"  // re-includes this file per target
 // clang-format off
 #include "kernels/cpu/inputs-inl.h"
+#include "kernels/cpu/quantise-inl.h"
 #include "kernels/cpu/simd-inl.h"
 // clang-format on
 
@@ -235,6 +236,25 @@ void RoundRow(const float* x, int count, uint16_t* out) {
   }
 }
 
+// x [count] as VectorQuantiser makes it int8; gives its scale. Up to 15 more
+// codes behind them are written.
+float QuantiseVector(const float* x, int count, int8_t* codes) {
+  const VectorScale scale(GreatestMagnitude(x, count), kLargestInt8);
+  if (scale.inverse == 0) {
+    std::memset(codes, 0, static_cast<size_t>(count));
+    return scale.scale;
+  }
+  const Vec factor = hn::Set(F32(), scale.inverse);
+  const hn::Rebind<int8_t, I32> d8;
+  for (int i = 0; i < count; i += kLanes) {
+    const auto lanes = hn::FirstN(F32(), static_cast<size_t>(count - i));
+    const VecI code =
+        NearestSmall(hn::Mul(hn::MaskedLoad(lanes, F32(), x + i), factor));
+    hn::StoreU(hn::DemoteTo(d8, code), d8, codes + i);
+  }
+  return scale.scale;
+}
+
 void RopeAppendRow(const RopePiece& p) {
   const int half = p.head_dim / 2;
   for (int h = 0; h < p.heads + p.kv_heads; ++h) {
@@ -259,19 +279,28 @@ void RopeAppendRow(const RopePiece& p) {
     }
   }
   if (p.kv_heads == 0) return;
-  const float* const k = p.kv;
-  if (p.layout->type != DType::kBF16) {
+  const DType type = p.layout->type;
+  if (type != DType::kBF16 && type != DType::kInt8) {
     WriteKvRow(*p.layout, p.block, p.slot, 0, p.kv_heads, DType::kF32,
-               reinterpret_cast<const std::byte*>(k));
+               reinterpret_cast<const std::byte*>(p.kv));
     return;
   }
-  const float* const v = k + p.kv_heads * p.head_dim;
+  const int dim = p.head_dim;
   for (int h = 0; h < p.kv_heads; ++h) {
-    alignas(64) uint16_t row[2 * kMaxHeadDim + 16];
-    RoundRow(k + h * p.head_dim, p.head_dim, row);
-    RoundRow(v + h * p.head_dim, p.head_dim, row + p.head_dim);
-    WriteKvRow(*p.layout, p.block, p.slot, h, h + 1, DType::kBF16,
-               reinterpret_cast<const std::byte*>(row));
+    const float* const k = p.kv + h * dim;
+    const float* const v = k + p.kv_heads * dim;
+    alignas(64) std::byte row[(2 * kMaxHeadDim + 16) * 2];
+    if (type == DType::kBF16) {
+      auto* const numbers = reinterpret_cast<uint16_t*>(row);
+      RoundRow(k, dim, numbers);
+      RoundRow(v, dim, numbers + dim);
+    } else {
+      auto* const codes = reinterpret_cast<int8_t*>(row);
+      const float scales[2] = {QuantiseVector(k, dim, codes),
+                               QuantiseVector(v, dim, codes + dim)};
+      std::memcpy(codes + 2 * dim, scales, sizeof scales);
+    }
+    WriteKvRow(*p.layout, p.block, p.slot, h, h + 1, type, row);
   }
 }
 

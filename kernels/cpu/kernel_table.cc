@@ -85,6 +85,7 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
   AddMatMul(table);
   AddMatMulCodes(table);
   AddAttention(table);
+  AddAttentionInt8(table);
   AddSample(table);
   AddElementwise(table);
   AddKvRows(table);

@@ -185,6 +185,7 @@ struct KernelTable {
   void (*quantise_whole_row)(const float* x, int k, RowPiece* codes,
                              int64_t stride);
   void (*attention)(const AttentionPiece& piece);
+  void (*attention_int8)(const AttentionPiece& piece);  // of such a cache
   void (*merge_segments)(const MergePiece& piece);
   void (*sample)(const SamplePiece& piece);
   void (*rope_append)(const RopePiece& piece);
@@ -233,6 +234,7 @@ absl::StatusOr<KernelTable> MakeKernelTable(std::string_view instruction_set,
 void AddMatMul(KernelTable& table);
 void AddMatMulCodes(KernelTable& table);
 void AddAttention(KernelTable& table);
+void AddAttentionInt8(KernelTable& table);
 void AddSample(KernelTable& table);
 void AddElementwise(KernelTable& table);
 void AddKvRows(KernelTable& table);

@@ -7,7 +7,8 @@
 //           V [kv_heads][size][width]
 //   bf16    K [kv_heads][head_dim / 2][slots][2]
 //           V [kv_heads][size / 2][width][2]
-//   codes   as f32, a byte each (fp8, int8)
+//   int8    as bf16, a byte each
+//   fp8     as f32, a byte each
 //   int4    K [kv_heads][head_dim / 2][slots], the even dimension in a byte's
 //           low half
 //           V [kv_heads][size][width / 32][16], the lower dimension there; the
@@ -17,7 +18,7 @@
 //
 // with slots = block size and width = head_dim, each rounded up to 16, width of
 // int4 to 32. So scores have 16 positions, and weighted sums 16 dimensions,
-// side by side in the lanes, and a bf16 pair is two steps of one chain: both
+// side by side in the lanes, and a pair is two steps of one chain: both
 // products of attention run the matrix product's inner loop. No two positions
 // share a byte, so that threads may write any two of them.
 
@@ -46,7 +47,8 @@ struct KvLayout {
         width(shape.dtype == DType::kInt4 ? (shape.head_dim + 31) / 32 * 32
                                           : (shape.head_dim + 15) / 16 * 16),
         groups(KvScales(shape.dtype, shape.head_dim)) {
-    cell_bytes = IsQuantised(type) ? 1 : 4;
+    pairs = type == DType::kBF16 || type == DType::kInt8;
+    cell_bytes = type == DType::kInt8 ? 2 : IsQuantised(type) ? 1 : 4;
     k_head_bytes = KvElementBytes(type, int64_t{head_dim} * slots);
     v_head_bytes = block_size * v_row_bytes();
     v_begin = kv_heads * k_head_bytes;
@@ -88,7 +90,8 @@ struct KvLayout {
   int slots = 0;
   int width = 0;
   int groups = 0;      // of a vector, with a scale each
-  int cell_bytes = 0;  // of a lane: an f32, a pair of bf16 or a code
+  bool pairs = false;  // two numbers of a chain side by side
+  int cell_bytes = 0;  // of a lane: a number, or a pair of bf16 or int8
   int64_t k_head_bytes = 0;
   int64_t v_head_bytes = 0;
   int64_t v_begin = 0;
@@ -100,8 +103,9 @@ struct KvLayout {
  private:
   // Of step `step` of chain `lane`, of `lanes` side by side.
   int64_t Cell(int lanes, int step, int lane) const {
-    if (type == DType::kBF16) {
-      return (int64_t{step / 2} * lanes + lane) * 4 + int64_t{2} * (step % 2);
+    if (pairs) {
+      return (int64_t{step / 2} * lanes + lane) * cell_bytes +
+             int64_t{cell_bytes / 2} * (step % 2);
     }
     return (int64_t{step} * lanes + lane) * cell_bytes;
   }

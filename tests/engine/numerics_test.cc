@@ -217,10 +217,10 @@ TEST_P(Numerics, NorWithQuantisedWeights) {
 
 TEST_P(Numerics, NorWithRoundedInputs) {
   for (const auto& [weights, inputs, expected] :
-       {std::tuple(kernels::DType::kBF16, CpuInputs::kBf16, "cpu-2-bf16"),
-        {kernels::DType::kFp8, CpuInputs::kBf16, "cpu-2-bf16"},
-        {kernels::DType::kBF16, CpuInputs::kBf16Amx, "cpu-2-bf16-amx"},
-        {kernels::DType::kFp8, CpuInputs::kBf16Amx, "cpu-2-bf16-amx"}}) {
+       {std::tuple(kernels::DType::kBF16, CpuInputs::kBf16, "cpu-3-bf16"),
+        {kernels::DType::kFp8, CpuInputs::kBf16, "cpu-3-bf16"},
+        {kernels::DType::kBF16, CpuInputs::kBf16Amx, "cpu-3-bf16-amx"},
+        {kernels::DType::kFp8, CpuInputs::kBf16Amx, "cpu-3-bf16-amx"}}) {
     RigOptions options = Blocks(16);
     options.load.weight_dtype = kernels::DType::kBF16;
     if (weights == kernels::DType::kFp8) options.load.quantisation = weights;

@@ -34,7 +34,7 @@ TEST(OptionsTest, AreCheckedAndNamed) {
   EXPECT_EQ(code([](CpuOptions& o) { o.instruction_set = "sse2"; }), invalid);
   EXPECT_EQ(MakeBackend("avx2", 3)->description(), "cpu (avx2, 3 threads)");
   EXPECT_EQ(MakeBackend("avx2", 1)->description(), "cpu (avx2, 1 thread)");
-  EXPECT_EQ(MakeBackend()->numerics(), "cpu-2");
+  EXPECT_EQ(MakeBackend()->numerics(), "cpu-3");
 }
 
 TEST(ThreadPoolTest, EveryTaskRunsOnceOnEveryRound) {

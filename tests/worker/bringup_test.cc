@@ -155,10 +155,10 @@ TEST_F(WindowedBringUpTest, InputsAreRoundedWhereProductsTakeThem) {
   EXPECT_TRUE(Begin().ok());
   flags_.quantization = "fp8";
   flags_.kv_cache_dtype = "f32";
-  for (const auto& [dtype, numerics] : {std::pair("bf16", "cpu-2-bf16"),
-                                        {"bf16-amx", "cpu-2-bf16-amx"},
-                                        {"f32", "cpu-2"},
-                                        {"auto", "cpu-2"}}) {
+  for (const auto& [dtype, numerics] : {std::pair("bf16", "cpu-3-bf16"),
+                                        {"bf16-amx", "cpu-3-bf16-amx"},
+                                        {"f32", "cpu-3"},
+                                        {"auto", "cpu-3"}}) {
     flags_.activation_dtype = dtype;
     const auto parts = Begin();
     ASSERT_TRUE(parts.ok()) << parts.status();

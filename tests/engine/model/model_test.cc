@@ -585,7 +585,7 @@ TEST(Fingerprint, HasFourNamedParts) {
                   testing::Pair("weights", Hash(dir.path())),
                   testing::Pair("config", rig.spec().Canonical()),
                   testing::Pair("tokenizer", *HashTokenizer(dir.path())),
-                  testing::Pair("numerics", "cpu-2 weights=f32 kv=f32")));
+                  testing::Pair("numerics", "cpu-3 weights=f32 kv=f32")));
 }
 
 // ---- Rope and widening, by their definitions.
