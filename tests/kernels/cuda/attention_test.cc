@@ -636,13 +636,14 @@ TEST(CudaAttention, WhatARowMayNotSeeCannotSpoilIt) {
   }
 }
 
+// But over int8 caches, whose codes a CPU multiplies as integers.
 TEST(CudaAttention, F32ModelsHaveTheBitsOfTheCpuBackend) {
   for (const Model& m : {Model{DType::kF32, 4, 2, 8},
                          {DType::kF32, 2, 2, 64},
                          {DType::kF32, 3, 1, 136, 24},
                          {DType::kF32, 2, 1, 576},
                          {DType::kF32, 4, 2, 40, 16, 0, DType::kFp8},
-                         {DType::kF32, 3, 1, 8, 24, 0, DType::kInt8},
+                         {DType::kF32, 3, 1, 8, 24, 0, DType::kFp8},
                          {DType::kF32, 4, 2, 72, 16, 0, DType::kInt4}}) {
     const int length = 1030;
     const Sequence s(m, length);
