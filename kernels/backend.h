@@ -454,8 +454,9 @@ class Backend {
 
   // Causal attention of every row over positions 0 .. its own, or the last of
   // them that a window leaves, read from the cache; of a quantised one, code
-  // times scale, rounded to the activation type. q as RopeAppend left it (rows
-  // of qkv, stride q_stride elements); out [num_rows, heads * head_dim].
+  // times scale, rounded to the activation type, but of an int8 one on CPUs
+  // integers (kernels/quantise.h). q as RopeAppend left it (rows of qkv, stride
+  // q_stride elements); out [num_rows, heads * head_dim].
   virtual void Attention(Queue& queue, const Rows& rows, int heads,
                          const AttentionOptions& options, const void* q,
                          int64_t q_stride, const KvCache& cache, int layer,
