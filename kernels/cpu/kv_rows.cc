@@ -3,12 +3,13 @@
 // (kv_digest.h), eight words at a time. Sums modulo 2^64 have no order, so the
 // digest equals the definition.
 //
-// Where neither side converts, f32 and bf16 move as cells of 32 bits: keys are
-// a matrix [cells][slots] here and [rows][cells] on the wire, turned in squares
-// of eight; values of bf16 lie in pairs of positions, those of f32 in rows.
-// Anything else goes vector by vector (kv_layout.cc). What lands in a block is
-// stored past the caches, whole lines at a time: it is more than they hold, and
-// a plain store would first read what it replaces.
+// Where neither side converts, f32 and bf16 move as cells of 32 bits, int8 of
+// 16: keys are a matrix [cells][slots] here and [rows][cells] on the wire,
+// turned in squares of eight; values of bf16 and int8 lie in pairs of
+// positions, those of f32 in rows. Anything else goes vector by vector
+// (kv_layout.cc). Cells of 32 bits that land in a block are stored past the
+// caches, whole lines at a time: they are more than those hold, and a plain
+// store would first read what it replaces.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_rows.cc"
@@ -29,7 +30,10 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::kernels::cpu::HWY_NAMESPACE {
 #if TANDEM_SIMD_TARGET
 
-using Cells = hn::CappedTag<uint32_t, 8>;  // 8 lanes with both sets
+// 8 lanes with both sets.
+template <typename Cell>
+using CellsOf = hn::CappedTag<Cell, 8>;
+using Cells = CellsOf<uint32_t>;
 using CellVec = hn::Vec<Cells>;
 
 // columns[j] = from[i * from_stride + j] for rows i < 8.
@@ -69,36 +73,80 @@ HWY_INLINE void Turn8(const uint32_t* from, int64_t from_stride,
   }
 }
 
+HWY_INLINE void Turn8(const uint16_t* from, int64_t from_stride,
+                      hn::Vec<CellsOf<uint16_t>> (&columns)[8]) {
+  const CellsOf<uint16_t> d;
+  const hn::RepartitionToWide<CellsOf<uint16_t>> d32;
+  const hn::RepartitionToWide<decltype(d32)> d64;
+  // [columns 0 .. 3, 4 .. 7][two rows]
+  hn::Vec<decltype(d32)> two[2][4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const auto a = hn::LoadU(d, from + 2 * i * from_stride);
+    const auto b = hn::LoadU(d, from + (2 * i + 1) * from_stride);
+    two[0][i] = hn::BitCast(d32, hn::InterleaveLower(d, a, b));
+    two[1][i] = hn::BitCast(d32, hn::InterleaveUpper(d, a, b));
+  }
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const auto& rows = two[half];
+    const auto put = [&](int column, auto upper, auto lower) HWY_ATTR {
+      const auto a = hn::BitCast(d64, upper);
+      const auto b = hn::BitCast(d64, lower);
+      columns[column] = hn::BitCast(d, hn::InterleaveLower(d64, a, b));
+      columns[column + 1] = hn::BitCast(d, hn::InterleaveUpper(d64, a, b));
+    };
+    put(4 * half, hn::InterleaveLower(d32, rows[0], rows[1]),
+        hn::InterleaveLower(d32, rows[2], rows[3]));
+    put(4 * half + 2, hn::InterleaveUpper(d32, rows[0], rows[1]),
+        hn::InterleaveUpper(d32, rows[2], rows[3]));
+  }
+}
+
+// Of eight columns what fills lines of 64 bytes, past the caches; how many rows
+// that is.
+HWY_INLINE int TurnLines(const uint32_t* from, int64_t from_stride, int rows,
+                         uint32_t* to, int64_t to_stride) {
+  int row = 0;
+  for (; row + 16 <= rows; row += 16) {
+    CellVec first[8], second[8];
+    Turn8(from + row * from_stride, from_stride, first);
+    Turn8(from + (row + 8) * from_stride, from_stride, second);
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) {
+      uint32_t* const at = to + c * to_stride + row;
+#if HWY_TARGET == HWY_AVX3
+      const U32 d16;
+      hn::Stream(hn::Combine(d16, second[c], first[c]), d16, at);
+#else
+      const Cells d;
+      hn::Stream(first[c], d, at);
+      hn::Stream(second[c], d, at + 8);
+#endif
+    }
+  }
+  return row;
+}
+
 // to [columns][rows] = from [rows][columns]. With `stream`, lines of 64 bytes
 // that are written whole pass the caches; `to` is then in a block, whose rows
 // of cells begin at lines.
-template <bool stream>
-HWY_INLINE void Turn(const uint32_t* from, int64_t from_stride, int rows,
-                     int columns, uint32_t* to, int64_t to_stride) {
-  const Cells d;
+template <bool stream, typename Cell>
+HWY_INLINE void Turn(const Cell* from, int64_t from_stride, int rows,
+                     int columns, Cell* to, int64_t to_stride) {
+  const CellsOf<Cell> d;
   const int whole_rows = rows / 8 * 8;
   const int whole_columns = columns / 8 * 8;
-  const bool lines = stream && reinterpret_cast<uintptr_t>(to) % 64 == 0;
   for (int j = 0; j < whole_columns; j += 8) {
     int i = 0;
-    for (; lines && i + 16 <= rows; i += 16) {
-      CellVec first[8], second[8];
-      Turn8(from + i * from_stride + j, from_stride, first);
-      Turn8(from + (i + 8) * from_stride + j, from_stride, second);
-#pragma GCC unroll 8
-      for (int c = 0; c < 8; ++c) {
-        uint32_t* const at = to + (j + c) * to_stride + i;
-#if HWY_TARGET == HWY_AVX3
-        const U32 d16;
-        hn::Stream(hn::Combine(d16, second[c], first[c]), d16, at);
-#else
-        hn::Stream(first[c], d, at);
-        hn::Stream(second[c], d, at + 8);
-#endif
+    if constexpr (stream && sizeof(Cell) == 4) {
+      if (reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        i = TurnLines(from + j, from_stride, rows, to + j * to_stride,
+                      to_stride);
       }
     }
     for (; i < whole_rows; i += 8) {
-      CellVec cells[8];
+      hn::Vec<CellsOf<Cell>> cells[8];
       Turn8(from + i * from_stride + j, from_stride, cells);
 #pragma GCC unroll 8
       for (int c = 0; c < 8; ++c) {
@@ -121,81 +169,145 @@ HWY_INLINE void StreamCells(const uint32_t* from, int count, uint32_t* to) {
   }
 }
 
-// One position's bf16 values of a head; `cells` has those of the pair.
+// One position's values of a head; `cells` has those of the pair.
+template <typename Element>
 void OneOfPair(std::byte* cells, bool odd, int count, bool write,
                std::byte* row) {
-  auto* const in_block = reinterpret_cast<uint16_t*>(cells) + (odd ? 1 : 0);
-  auto* const on_wire = reinterpret_cast<uint16_t*>(row);
+  auto* const in_block = reinterpret_cast<Element*>(cells) + (odd ? 1 : 0);
+  auto* const on_wire = reinterpret_cast<Element*>(row);
   for (int i = 0; i < count; ++i) {
     write ? in_block[2 * i] = on_wire[i] : on_wire[i] = in_block[2 * i];
   }
 }
 
+template <typename Half>
+HWY_INLINE hn::Vec<Half> LowHalf(Half half, CellVec cells) {
+  return hn::TruncateTo(half, cells);
+}
+template <typename Half>
+HWY_INLINE hn::Vec<Half> LowHalf(Half half, hn::Vec<CellsOf<uint16_t>> cells) {
+  const CellsOf<uint16_t> d;
+  return hn::DemoteTo(
+      half, hn::BitCast(CellsOf<int16_t>(), hn::And(cells, hn::Set(d, 0xff))));
+}
+
 // Those of both positions; `count` is a multiple of 8.
+template <typename Element>
 HWY_INLINE void BothOfPair(std::byte* cells, int count, bool write,
                            std::byte* even_row, std::byte* odd_row) {
-  const Cells d;
-  const hn::Rebind<uint16_t, Cells> half;
-  auto* const in_block = reinterpret_cast<uint32_t*>(cells);
-  auto* const even = reinterpret_cast<uint16_t*>(even_row);
-  auto* const odd = reinterpret_cast<uint16_t*>(odd_row);
+  constexpr int kBits = 8 * sizeof(Element);
+  const hn::Rebind<Element, Cells> half;
+  using Cell = hwy::MakeWide<Element>;
+  const CellsOf<Cell> d;
+  auto* const in_block = reinterpret_cast<Cell*>(cells);
+  auto* const even = reinterpret_cast<Element*>(even_row);
+  auto* const odd = reinterpret_cast<Element*>(odd_row);
   for (int i = 0; i < count; i += 8) {
     if (write) {
-      const CellVec low = hn::PromoteTo(d, hn::LoadU(half, even + i));
-      const CellVec high = hn::PromoteTo(d, hn::LoadU(half, odd + i));
-      hn::Stream(hn::Or(low, hn::ShiftLeft<16>(high)), d, in_block + i);
+      const auto low = hn::PromoteTo(d, hn::LoadU(half, even + i));
+      const auto high = hn::PromoteTo(d, hn::LoadU(half, odd + i));
+      const auto both = hn::Or(low, hn::ShiftLeft<kBits>(high));
+      if constexpr (kBits == 16) {
+        hn::Stream(both, d, in_block + i);
+      } else {
+        hn::StoreU(both, d, in_block + i);
+      }
     } else {
-      const CellVec both = hn::LoadU(d, in_block + i);
-      hn::StoreU(hn::TruncateTo(half, both), half, even + i);
-      hn::StoreU(hn::TruncateTo(half, hn::ShiftRight<16>(both)), half, odd + i);
+      const auto both = hn::LoadU(d, in_block + i);
+      hn::StoreU(LowHalf(half, both), half, even + i);
+      hn::StoreU(LowHalf(half, hn::ShiftRight<kBits>(both)), half, odd + i);
     }
   }
 }
 
+template <typename Cell>
 void MoveKeys(const KvRowsPiece& p, bool write, int head, std::byte* rows) {
+  constexpr int64_t kBytes = sizeof(Cell);
   const KvLayout& layout = *p.layout;
-  const int cells = static_cast<int>(layout.k_head_bytes / 4 / layout.slots);
+  const int cells =
+      static_cast<int>(layout.k_head_bytes / kBytes / layout.slots);
   auto* const block =
-      reinterpret_cast<uint32_t*>(p.block + layout.KHead(head)) + p.slot;
-  auto* const wire = reinterpret_cast<uint32_t*>(rows);
-  const int64_t stride = p.row_bytes / 4;
+      reinterpret_cast<Cell*>(p.block + layout.KHead(head)) + p.slot;
+  auto* const wire = reinterpret_cast<Cell*>(rows);
+  const int64_t stride = p.row_bytes / kBytes;
   write ? Turn<true>(wire, stride, p.rows, cells, block, layout.slots)
         : Turn<false>(block, layout.slots, cells, p.rows, wire, stride);
 }
 
-void MoveValues(const KvRowsPiece& p, bool write, int head, std::byte* rows) {
+template <typename Element>
+void MovePairsOfValues(const KvRowsPiece& p, bool write, int head,
+                       std::byte* rows) {
   const KvLayout& layout = *p.layout;
   std::byte* const block = p.block + layout.VHead(head);
   const int count = layout.head_dim;
   for (int i = 0; i < p.rows;) {
     const int slot = p.slot + i;
     std::byte* const row = rows + i * p.row_bytes;
-    if (layout.type == DType::kF32) {
-      std::byte* const at = block + slot * layout.v_row_bytes();
-      if (write) {
-        StreamCells(reinterpret_cast<const uint32_t*>(row), count,
-                    reinterpret_cast<uint32_t*>(at));
-      } else {
-        std::memcpy(row, at, static_cast<size_t>(count) * 4);
-      }
-      ++i;
-      continue;
-    }
-    std::byte* const cells = block + slot / 2 * int64_t{layout.width} * 4;
+    std::byte* const cells = block + slot / 2 * (2 * layout.v_row_bytes());
     if (slot % 2 == 0 && i + 1 < p.rows) {
-      BothOfPair(cells, count, write, row, row + p.row_bytes);
+      BothOfPair<Element>(cells, count, write, row, row + p.row_bytes);
       i += 2;
     } else {
-      OneOfPair(cells, slot % 2 != 0, count, write, row);
+      OneOfPair<Element>(cells, slot % 2 != 0, count, write, row);
       ++i;
     }
+  }
+}
+
+void MoveRowsOfValues(const KvRowsPiece& p, bool write, int head,
+                      std::byte* rows) {
+  const KvLayout& layout = *p.layout;
+  std::byte* at = p.block + layout.VHead(head) + p.slot * layout.v_row_bytes();
+  for (int i = 0; i < p.rows; ++i, at += layout.v_row_bytes()) {
+    std::byte* const row = rows + i * p.row_bytes;
+    if (write) {
+      StreamCells(reinterpret_cast<const uint32_t*>(row), layout.head_dim,
+                  reinterpret_cast<uint32_t*>(at));
+    } else {
+      std::memcpy(row, at, static_cast<size_t>(layout.head_dim) * 4);
+    }
+  }
+}
+
+void MoveVectors(const KvRowsPiece& p, bool write, bool value, int head,
+                 std::byte* rows) {
+  const DType type = p.wire;
+  if (type == DType::kF32) {
+    value ? MoveRowsOfValues(p, write, head, rows)
+          : MoveKeys<uint32_t>(p, write, head, rows);
+  } else if (type == DType::kBF16) {
+    value ? MovePairsOfValues<uint16_t>(p, write, head, rows)
+          : MoveKeys<uint32_t>(p, write, head, rows);
+  } else {
+    value ? MovePairsOfValues<uint8_t>(p, write, head, rows)
+          : MoveKeys<uint16_t>(p, write, head, rows);
+  }
+}
+
+// Of int8 each vector's scale, behind all elements of a row.
+void MoveScales(const KvRowsPiece& p, bool write, std::byte* scales) {
+  std::byte* at = scales;
+  for (const bool value : {false, true}) {
+    for (int head = p.head_begin; head < p.head_end; ++head, at += 4) {
+      std::byte* in_block = p.block + p.layout->Scale(value, head, p.slot);
+      for (int i = 0; i < p.rows; ++i, in_block += 4) {
+        std::byte* const on_wire = at + i * p.row_bytes;
+        write ? std::memcpy(in_block, on_wire, 4)
+              : std::memcpy(on_wire, in_block, 4);
+      }
+    }
+  }
+  const std::byte* const end = p.row + p.row_bytes;
+  for (int i = 0; i < p.rows && !write; ++i) {
+    std::memset(at + i * p.row_bytes, 0, static_cast<size_t>(end - at));
   }
 }
 
 void MoveRows(const KvRowsPiece& p, bool write) {
   const KvLayout& layout = *p.layout;
   if (layout.type != p.wire ||
-      (p.wire != DType::kF32 && p.wire != DType::kBF16)) {
+      (p.wire != DType::kF32 && p.wire != DType::kBF16 &&
+       p.wire != DType::kInt8)) {
     for (int i = 0; i < p.rows; ++i) {
       std::byte* const row = p.row + i * p.row_bytes;
       write ? WriteKvRow(layout, p.block, p.slot + i, p.head_begin, p.head_end,
@@ -209,9 +321,10 @@ void MoveRows(const KvRowsPiece& p, bool write) {
   std::byte* at = p.row;
   for (const bool value : {false, true}) {
     for (int head = p.head_begin; head < p.head_end; ++head, at += vector) {
-      value ? MoveValues(p, write, head, at) : MoveKeys(p, write, head, at);
+      MoveVectors(p, write, value, head, at);
     }
   }
+  if (p.wire == DType::kInt8) MoveScales(p, write, at);
   if (write) hwy::FlushStream();
 }
 

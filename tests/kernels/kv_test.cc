@@ -54,7 +54,8 @@ std::vector<uint8_t> Gather(Device& device, const Cache& cache,
                             const KvRange& range, DType wire,
                             KvDigest* digest) {
   const size_t bytes = Bytes(cache, range, wire);
-  std::byte* const staging = device.New<std::byte>(bytes);
+  std::byte* const staging =
+      device.Upload(std::vector<std::byte>(bytes, std::byte{0xff}));
   device->KvGather(device.queue(), *cache.kv, range, wire, kKey, staging,
                    digest);
   return device.Download(reinterpret_cast<uint8_t*>(staging), bytes);
@@ -270,6 +271,27 @@ TEST_P(KvOf, WhatIsAppendedIsWhatIsScattered) {
       EXPECT_TRUE(Gather(device, appended, range, type, &digest) ==
                   Gather(device, scattered, there, type, &digest))
           << Name(type) << " " << dim;
+    }
+  }
+}
+
+// The digest is of these bytes, too.
+TEST_P(KvOf, WhatRoundsRowsUpIsZero) {
+  Device device(MakeBackend(GetParam()));
+  for (const DType type : {DType::kFp8, DType::kInt8, DType::kInt4}) {
+    const int length = 11;
+    const Cache cache = NewCache(device, 24, 16, type, length);
+    KvRange range = cache.Range(0, length);
+    range.head_end = 1;
+    const auto row = static_cast<size_t>(KvRowBytes(type, 1, 24));
+    const auto used = static_cast<size_t>(2 * KvVectorBytes(type, 24));
+    ASSERT_LT(used, row);
+    KvDigest digest;
+    const auto wire = Gather(device, cache, range, type, &digest);
+    for (size_t at = 0; at < wire.size(); at += row) {
+      for (size_t i = used; i < row; ++i) {
+        ASSERT_EQ(wire[at + i], 0) << Name(type) << " " << at + i;
+      }
     }
   }
 }
