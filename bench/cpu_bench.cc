@@ -6,7 +6,7 @@
 //             [--quantization none|fp8|int8|int4|w8a8]
 //             [--kv-cache-dtype bf16|f32|fp8|int8|int4]
 //             [--repeats 5] [--prefill 512,2048] [--decode 128,2048]
-//             [--batch 16,32] [--block-size N]
+//             [--batch 16,32]
 //
 // `decode` is at batch 1 and that context, over 32 steps; `batch` decodes as
 // many sequences at context 512. For bench/compare_llama.py.
@@ -43,7 +43,6 @@ struct Flags {
   CpuInputs activations = CpuInputs::kF32;
   int threads = 0;
   int repeats = 5;
-  int block_size = 16;
   std::vector<int> prefill = {512, 2048};
   std::vector<int> decode = {128, 2048};
   std::vector<int> batch = {16, 32};
@@ -98,8 +97,6 @@ Flags Parse(int argc, char** argv) {
       flags.threads = std::atoi(value.c_str());
     } else if (flag == "--repeats") {
       flags.repeats = std::max(1, std::atoi(value.c_str()));
-    } else if (flag == "--block-size") {
-      flags.block_size = std::atoi(value.c_str());
     } else if (flag == "--prefill") {
       flags.prefill = Numbers(value);
     } else if (flag == "--decode") {
@@ -166,12 +163,11 @@ void Run(const Flags& flags) {
   options.max_rows = 512;
   options.max_sequences = std::max(1, Most(flags.batch));
   options.kv_dtype = flags.kv;
-  options.block_size = flags.block_size;
+  options.block_size = 16;
   const int longest =
       std::max({Most(flags.prefill), Most(flags.decode) + 2 * kSteps,
                 Most(flags.batch) * (kBatchContext + 2 * kSteps)});
-  options.num_blocks =
-      longest / flags.block_size + 2 * options.max_sequences + 8;
+  options.num_blocks = longest / 16 + options.max_sequences + 8;
   auto runs = bench::EngineRuns::Create(options, model->get(), backend->get());
   if (!runs.ok()) Die(std::string(runs.status().message()));
   const auto decode = [&](const char* what, int at, int count, int context) {

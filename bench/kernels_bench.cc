@@ -55,7 +55,6 @@ struct Chosen {
   std::vector<size_t> rows = {1, 2, 4, 8, 12, 16, 32, 64, 96, 128, 256, 512};
   DType weights = DType::kBF16;
   DType kv = DType::kBF16;
-  int block_size = 16;
   bool attention = true;
 };
 
@@ -236,7 +235,7 @@ class Bench {
                   peak == 0 ? 0 : 100 * flops / peak);
     }
     if (codes || !chosen.attention) return;
-    Attention(model, chosen.kv, chosen.block_size, bandwidth);
+    Attention(model, chosen.kv, bandwidth);
     Sampling(model);
   }
 
@@ -248,8 +247,7 @@ class Bench {
     return data;
   }
 
-  void Attention(const Model& model, DType type, int block_size,
-                 double bandwidth) {
+  void Attention(const Model& model, DType type, double bandwidth) {
     struct Case {
       const char* name;
       int sequences, rows, context;
@@ -262,10 +260,10 @@ class Bench {
                 "rows", "context", "ms", "GB/s", "of read", "GFLOP/s",
                 "of peak");
     for (const Case& c : cases) {
-      const int blocks = (c.context + block_size - 1) / block_size;
+      const int blocks = (c.context + 15) / 16;
       auto cache =
           *backend_->NewKvCache({model.layers, model.kv_heads, model.head_dim,
-                                 block_size, blocks * c.sequences, type});
+                                 16, blocks * c.sequences, type});
       std::vector<int32_t> tables(static_cast<size_t>(blocks * c.sequences));
       std::iota(tables.begin(), tables.end(), 0);
       std::vector<RowSpan> spans;
@@ -404,8 +402,6 @@ int main(int argc, char** argv) {
       chosen.rows = Numbers(argv[++i]);
     } else if (flag == "--model" && i + 1 < argc) {
       chosen.model = argv[++i];
-    } else if (flag == "--block-size" && i + 1 < argc) {
-      chosen.block_size = std::atoi(argv[++i]);
     } else if (flag == "--no-attention") {
       chosen.attention = false;
     } else if (flag == "--bf16-inputs") {
@@ -427,7 +423,7 @@ int main(int argc, char** argv) {
                    "[--fetching auto|intel|amd] "
                    "[--weights bf16|int8|int4|w8a8] [--bf16-inputs | "
                    "--bf16-amx-inputs] [--kv "
-                   "bf16|fp8|int8|int4] [--block-size N] [--quick] "
+                   "bf16|fp8|int8|int4] [--quick] "
                    "[--model 135m|500m] [--rows 1,16,512] [--no-attention]\n");
       return 2;
     }
