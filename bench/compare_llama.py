@@ -3,7 +3,8 @@
 
 llama.cpp is built natively (-march=native) from the sources inside PyPI's
 llama-cpp-python. Random weights of each shape become a Hugging Face directory in
-bf16 and GGUF files in bf16, q8_0 and q4_0. Both programs run one after the other on the
+bf16 and GGUF files in bf16, q8_0 and q4_0, the latter by llama.cpp's own quantiser, which
+gives the head of q4_0 eight bits, as Tandem's int4 does. Both programs run one after the other on the
 same threads, figure by figure; every one is the median of --repeats runs after a
 warm-up, Tandem's beside the mean of the limits right before and after it: on some hosts
 memory gives half as much from one second to the next. llama.cpp's batched figures are
@@ -45,7 +46,7 @@ BYTES = {"bf16": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 
 # Whose peak in kernels_bench's limits is that of chains with these inputs.
 PEAK = {"f32": "fma", "bf16": "pairs", "bf16-amx": "tiles"}
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
+TARGETS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize")
 
 
 def wanted(shape: str, fmt: str, what: str) -> tuple[float, float] | None:
@@ -162,7 +163,8 @@ def write_huggingface(shape: str, out: pathlib.Path) -> None:
         "eos_token_id": 2}))
 
 
-def write_gguf(shape: str, kind: str, path: pathlib.Path) -> None:
+def write_gguf(shape: str, path: pathlib.Path) -> None:
+    """The same weights in bf16."""
     import gguf
 
     hidden, layers, heads, kv_heads, dim, wide, vocab = SHAPES[shape]
@@ -186,28 +188,38 @@ def write_gguf(shape: str, kind: str, path: pathlib.Path) -> None:
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (vocab - 259))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    to = gguf.GGMLQuantizationType[kind.upper()]
+    bf16 = gguf.GGMLQuantizationType.BF16
     for _, name, values in tensors(shape):
         if values.ndim == 1:
             writer.add_tensor(name, values)
         else:
-            writer.add_tensor(name, gguf.quants.quantize(values, to), raw_dtype=to)
+            writer.add_tensor(name, gguf.quants.quantize(values, bf16), raw_dtype=bf16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def make_models(shape: str, formats: list[str], work: pathlib.Path) -> None:
+def make_checkpoint(shape: str, work: pathlib.Path) -> None:
     if not (work / shape / "config.json").exists():
         say(f"{shape}: making the checkpoint")
         write_huggingface(shape, work / shape)
-    for name in formats:
-        path = work / f"{shape}.{PEER[name]}.gguf"
-        if not path.exists():
-            say(f"{shape}: making {path.name}")
-            write_gguf(shape, PEER[name], path.with_suffix(".part"))
-            path.with_suffix(".part").rename(path)
+
+
+def make_peer_files(shape: str, formats: list[str], work: pathlib.Path,
+                    peer: pathlib.Path) -> None:
+    source = work / f"{shape}.bf16.gguf"
+    for kind in ["bf16", *(PEER[name] for name in formats)]:
+        path = work / f"{shape}.{kind}.gguf"
+        if path.exists():
+            continue
+        say(f"{shape}: making {path.name}")
+        part = path.with_suffix(".part")
+        if path == source:
+            write_gguf(shape, part)
+        else:
+            run([peer / "llama-quantize", source, part, kind])
+        part.rename(path)
 
 
 def peer_bench(binaries, model, threads: int, repeats: int, prompt: int, steps: int,
@@ -301,7 +313,8 @@ def main() -> None:
     items = [(what, int(at)) for what, at in
              (item.split(":") for item in args.work_items.split(","))]
     for shape in shapes:
-        make_models(shape, formats, args.work)
+        make_checkpoint(shape, args.work)
+        make_peer_files(shape, formats, args.work, peer)
     print("| shape | weights | work | Tandem, tokens/s | llama.cpp | ratio | wanted | limit "
           "| of it | wanted |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)

@@ -54,7 +54,7 @@ def row(what: str, measured: str, beside: str, ratio: float, wanted: str, met: b
 
 def served_model(work: pathlib.Path) -> pathlib.Path:
     """The 135M shape with random weights, and the embedded model's tokenizer."""
-    compare_llama.make_models("135m", ["bf16"], work)
+    compare_llama.make_checkpoint("135m", work)
     model = work / "135m-served"
     model.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
@@ -154,6 +154,7 @@ def llama_load(server: LlamaServer, requests: int, in_flight: int) -> tuple[floa
 def streams(options) -> None:
     model = served_model(options.work)
     peer = compare_llama.build_llama(options.work, not options.no_amx)
+    compare_llama.make_peer_files("135m", ["bf16"], options.work, peer)
     requests = 64 if options.quick else 128
     with cluster.Cluster(options.binaries, model, options.work / "streams.log", "--prefill", "0",
                          "--decode", "1", "--threads", str(options.threads),
