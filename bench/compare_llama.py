@@ -12,11 +12,12 @@ one run of 32 steps. llama.cpp always rounds the inputs of bf16 weights to bf16;
 are --activation-dtype, one for all rows.
 
 Beside each ratio and share stands what is wanted of it, where something is:
---quick measures these rows alone, with two repeats unless told otherwise.
+--quick measures these rows alone, with two repeats unless told otherwise. --goals FILE
+notes there which are met (goals.py).
 
 Usage: build/venv/bin/python bench/compare_llama.py [--shapes 135m,500m]
          [--formats bf16,int8,int4,w8a8] [--activation-dtype f32|bf16|bf16-amx]
-         [--threads 2] [--repeats 5] [--quick] [--work build/llama]
+         [--threads 2] [--repeats 5] [--quick] [--goals FILE] [--work build/llama]
          [--binaries build/release/bin] [--no-amx]
 Needs numpy and gguf (pip), a C++ compiler, cmake and ninja.
 """
@@ -33,6 +34,8 @@ import subprocess
 import sys
 import tarfile
 
+import goals
+
 ROOT = pathlib.Path(__file__).parents[1]
 # hidden, layers, heads, kv heads, head dim, feed-forward, vocabulary
 SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
@@ -40,6 +43,8 @@ SHAPES = {"15m": (288, 6, 6, 6, 48, 768, 32000),
           "500m": (896, 24, 14, 2, 64, 4864, 151936)}
 # The peer's file.
 PEER = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "w8a8": "q8_0"}
+# Whose goals a format has.
+GOAL_OF = {"w8a8": "int8"}
 # Bytes of a number in layers and in the head; scales of rows are left out.
 BYTES = {"bf16": (2.0, 2.0), "int8": (34 / 32, 34 / 32), "int4": (18 / 32, 34 / 32),
          "w8a8": (1.0, 34 / 32)}
@@ -52,7 +57,7 @@ TARGETS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize
 def wanted(shape: str, fmt: str, what: str) -> tuple[float, float] | None:
     """At least this ratio to llama.cpp, and this share of the limit; of bf16's
     prefill of the FMA peak, whatever computes it. W8A8 is int8 by rows."""
-    fmt = "int8" if fmt == "w8a8" else fmt
+    fmt = GOAL_OF.get(fmt, fmt)
     if what == "batch":
         return (5, 0.6) if shape == "135m" and fmt != "int4" else None
     if what == "prefill":
@@ -300,6 +305,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="five; with --quick two")
     parser.add_argument("--quick", action="store_true",
                         help="only what has a goal, two repeats")
+    parser.add_argument("--goals", type=pathlib.Path, help="file to note in which are met")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
     parser.add_argument("--no-amx", action="store_true",
                         help="build llama.cpp for AVX-512 with VNNI and BF16 instead: where "
@@ -341,12 +347,17 @@ def main() -> None:
                                         steps, depth)
                 limit = work.limit(what, at, args.activation_dtype, limits,
                                    limits[str(size)])
-                goals = (wanted(shape, fmt, what) if has_goal(shape, fmt, what, at) else None)
-                ratio = f"{goals[0]:g}" if goals else ""
-                share = f"{100 * goals[1]:.0f} %" if goals else ""
-                if what == "prefill" and fmt == "bf16" and args.activation_dtype != "f32":
-                    of_fma = mine / work.limit(what, at, "f32", limits, 0)
-                    share += f" of FMA's; is {100 * of_fma:.0f} %"
+                of_goal = mine / limit
+                ratio = share = ""
+                if has_goal(shape, fmt, what, at):
+                    times, part = wanted(shape, fmt, what)
+                    ratio, share = f"{times:g}", f"{100 * part:.0f} %"
+                    if what == "prefill" and fmt == "bf16" and args.activation_dtype != "f32":
+                        of_goal = mine / work.limit(what, at, "f32", limits, 0)
+                        share += f" of FMA's; is {100 * of_goal:.0f} %"
+                    goal = f"{shape} {GOAL_OF.get(fmt, fmt)} {what} {at}"
+                    goals.note(args.goals, f"{goal}, ratio", mine >= times * theirs)
+                    goals.note(args.goals, f"{goal}, share", of_goal >= part)
                 print(f"| {shape} | {fmt} | {what} {at} | {mine:.4g} | {theirs:.4g} | "
                       f"{mine / theirs:.2f} | {ratio} | {limit:.4g} | "
                       f"{100 * mine / limit:.0f} % | {share} |", flush=True)

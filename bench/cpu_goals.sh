@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every CPU figure that has a goal, as Markdown tables, beside its peer or limit
-# of the same run: kernels, engine beside llama.cpp, whole system. About a
-# quarter of an hour on two quiet hardware threads.
+# of the same run: kernels, engine beside llama.cpp, whole system; and how many
+# are met. About a quarter of an hour on two quiet hardware threads.
 #
 #   bench/cpu_goals.sh [--threads N] [--work DIR] [--no-amx]
 #                      [--activation-dtype f32|bf16|bf16-amx]
@@ -35,14 +35,22 @@ build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
   cpu_bench handoff_bench rpc_relay_bench
 PYTHON=$BUILD/venv/bin/python
 
-printf '## Kernels, %s threads\n\n```\n' "$THREADS"
-for weights in bf16 int8 int4 w8a8; do
+KERNELS=$WORK/kernels.txt GOALS=$WORK/goals.jsonl
+mkdir -p "$WORK"
+rm -f "$GOALS"
+
+kernels() {
   "$BUILD/release/bin/kernels_bench" --threads "$THREADS" --quick \
-    --weights $weights --rows 1,4,8,16,32,512 "${INPUTS[@]}"
-done
+    --weights "$1" --rows 1,4,8,16,32,512 "${INPUTS[@]}"
+}
+printf '## Kernels, %s threads\n\n```\n' "$THREADS"
+kernels bf16 | tee "$KERNELS"
+for weights in int8 int4 w8a8; do kernels $weights; done
 printf '```\n\n## Engine\n\n'
 "$PYTHON" "$ROOT/bench/compare_llama.py" --quick --repeats 5 --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
+  --goals "$GOALS" --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
 printf '\n## Whole system\n\n'
 "$PYTHON" "$ROOT/bench/system_goals.py" --quick --threads "$THREADS" \
-  --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
+  --goals "$GOALS" --work "$WORK" "${AMX[@]}" "${DTYPE[@]}"
+printf '\n## Goals\n\n'
+"$PYTHON" "$ROOT/bench/goals.py" "$GOALS" "$KERNELS"

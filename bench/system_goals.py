@@ -19,8 +19,9 @@
            up in the text so far, beside none.
 
 Usage: build/venv/bin/python bench/system_goals.py [--only streams,router,handoff,prefix,
-         guesses] [--threads 2] [--activation-dtype auto] [--quick] [--work build/llama]
-         [--no-amx] [--binaries ...]
+         guesses] [--threads 2] [--activation-dtype auto] [--quick] [--goals FILE]
+         [--work build/llama] [--no-amx] [--binaries ...]
+--goals notes in that file which are met (goals.py).
 Needs numpy and gguf (pip), and from the build: tandem and its processes,
 handoff_bench, rpc_relay_bench.
 """
@@ -41,13 +42,16 @@ import time
 
 import cluster
 import compare_llama
+import goals
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROUTER_STREAMS = 256
 PREFIX = 4000
 
 
-def row(what: str, measured: str, beside: str, ratio: float, wanted: str, met: bool) -> None:
+def row(options, what: str, measured: str, beside: str, ratio: float, wanted: str,
+        met: bool) -> None:
+    goals.note(options.goals, what, met)
     print(f"| {what} | {measured} | {beside} | {ratio:.2f} | {wanted} | "
           f"{'yes' if met else 'no'} |", flush=True)
 
@@ -175,11 +179,11 @@ def streams(options) -> None:
     finally:
         server.close()
     ours = run["output_throughput"]
-    row("32 streams, output tokens/s", f"{ours:.1f}", f"llama-server {rate:.1f}", ours / rate,
-        "at least 4", ours / rate >= 4)
+    row(options, "32 streams, output tokens/s", f"{ours:.1f}", f"llama-server {rate:.1f}",
+        ours / rate, "at least 4", ours / rate >= 4)
     mine, theirs = run["p99_tpot_ms"], percentile(per_token, 99)
-    row("32 streams, p99 TPOT, ms", f"{mine:.0f}", f"llama-server {theirs:.0f}", theirs / mine,
-        "at least 3", theirs / mine >= 3)
+    row(options, "32 streams, p99 TPOT, ms", f"{mine:.0f}", f"llama-server {theirs:.0f}",
+        theirs / mine, "at least 3", theirs / mine >= 3)
 
 
 # ---- The router.
@@ -202,10 +206,10 @@ def router(options) -> None:
     pace = max(1, round(run["median_tpot_ms"] * 1e3))
     relay = json.loads(compare_llama.run(
         [options.tests / "rpc_relay_bench", ROUTER_STREAMS, 256, pace]))["cpu_us_per_message"]
-    row("router, CPU us per token at 256 streams", f"{mine:.1f}", "", mine / 20, "at most 20 us",
-        mine <= 20)
-    row("router beside a bare relay at the same pace", f"{mine:.1f}", f"relay {relay:.1f}",
-        mine / relay, "at most 1.5", mine / relay <= 1.5)
+    row(options, "router, CPU us per token at 256 streams", f"{mine:.1f}", "", mine / 20,
+        "at most 20 us", mine <= 20)
+    row(options, "router beside a bare relay at the same pace", f"{mine:.1f}",
+        f"relay {relay:.1f}", mine / relay, "at most 1.5", mine / relay <= 1.5)
 
 
 # ---- The handoff.
@@ -216,10 +220,11 @@ def handoff(options) -> None:
     figures = {name: max(run[name] for run in runs) for name in runs[0]}
     bulk = json.loads(compare_llama.run([options.tests / "rpc_relay_bench", "bulk"]))
     stream = bulk["gigabytes_per_second"]
-    row("handoff by shm, GB/s", f"{figures['shm']:.2f}", f"memcpy {figures['memcpy']:.2f}",
+    row(options, "handoff by shm, GB/s", f"{figures['shm']:.2f}",
+        f"memcpy {figures['memcpy']:.2f}",
         figures["shm"] / figures["memcpy"], "at least 0.8",
         figures["shm"] / figures["memcpy"] >= 0.8)
-    row("handoff by grpc, GB/s", f"{figures['grpc']:.2f}",
+    row(options, "handoff by grpc, GB/s", f"{figures['grpc']:.2f}",
         f"one gRPC stream {stream:.2f}", figures["grpc"] / stream, "at least 0.6",
         figures["grpc"] / stream >= 0.6)
     model = served_model(options.work)
@@ -234,7 +239,7 @@ def handoff(options) -> None:
         split = [r for r in run["requests"] if r["split"]]
         exposed = statistics.median(r["handoff_exposed_ms"] for r in split)
         prefill = statistics.median(r["prefill_ms"] for r in split)
-        row(f"{way} not hidden behind prefill, ms", f"{exposed:.1f}",
+        row(options, f"{way} not hidden behind prefill, ms", f"{exposed:.1f}",
             f"prefill {prefill:.0f}", exposed / prefill, "under 0.03", exposed / prefill < 0.03)
 
 
@@ -251,7 +256,8 @@ def prefix(options) -> None:
                            "--random-output-len", "4", "--no-detokenize")
     first, *later = [1e3 * (r["arrivals"][0][0] - r["sent_s"]) for r in run["requests"]]
     repeated = statistics.median(later)
-    row(f"TTFT of {PREFIX} tokens seen before, ms", f"{repeated:.0f}", f"first time {first:.0f}",
+    row(options, f"TTFT of {PREFIX} tokens seen before, ms", f"{repeated:.0f}",
+        f"first time {first:.0f}",
         repeated / first, "under 0.05", repeated / first < 0.05)
 
 
@@ -273,7 +279,7 @@ def guesses(options) -> None:
                 "--placement", "split", "--no-detokenize", "--temperature", "0"))
     without, with_guesses = (run["output_throughput"] for run in runs)
     ratio = with_guesses / without
-    row("one stream with guesses, output tokens/s", f"{with_guesses:.1f}",
+    row(options, "one stream with guesses, output tokens/s", f"{with_guesses:.1f}",
         f"none {without:.1f}", ratio, "at least 1.6", ratio >= 1.6)
 
 
@@ -285,6 +291,7 @@ def main() -> None:
     parser.add_argument("--activation-dtype", default="auto",
                         help="of the 135M shape; llama.cpp always rounds to bf16")
     parser.add_argument("--quick", action="store_true", help="fewer requests")
+    parser.add_argument("--goals", type=pathlib.Path, help="file to note in which are met")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build/llama")
     parser.add_argument("--no-amx", action="store_true", help="as compare_llama.py")
     parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build/release/bin")
