@@ -26,6 +26,14 @@ SampledToken ToToken(const SampleResult& result) {
   return token;
 }
 
+// As in decoding: nobody waits for its layers.
+bool DrawsAllRows(const Step& step) {
+  return std::all_of(step.entries.begin(), step.entries.end(),
+                     [](const StepEntry& entry) {
+                       return entry.draws.size() == entry.tokens.size();
+                     });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceExecutor>> DeviceExecutor::Create(
@@ -116,9 +124,8 @@ void DeviceExecutor::Run(Flight& flight) {
   }
   if (decode.size == 0) {
     RunMixed(flight);
-  } else {
-    if (!backend_->Replay(*compute_, decode.key())) RunDecode(plan, decode);
-    ReportLayers(flight, model_->spec().kv_layers());
+  } else if (!backend_->Replay(*compute_, decode.key())) {
+    RunDecode(plan, decode);
   }
   if (plan.drawn() > 0) FetchTokens(flight);
   compute_->Callback([&flight] {
@@ -171,7 +178,7 @@ void DeviceExecutor::RunMixed(Flight& flight) {
       {plan.drawn(), plan.DeviceRowIds(device), drawn}, AdaptersOf(flight),
       *backend_, *compute_, *cache_, *workspace_,
       [&](int written) {
-        if (written % group == 0 || written == layers) {
+        if (group > 0 && (written % group == 0 || written == layers)) {
           ReportLayers(flight, written);
         }
       },
@@ -205,8 +212,9 @@ StepAdapters DeviceExecutor::AdaptersOf(const Flight& flight) const {
 }
 
 // What is reported of a sequence becomes slices of its own, so the mean entry
-// decides. Steps of single rows are decoding: nobody waits for their layers.
+// decides. Zero: with the step's end.
 int DeviceExecutor::LayersPerReport(const Step& step) const {
+  if (DrawsAllRows(step)) return 0;
   const int layers = model_->spec().kv_layers();
   if (options_.layers_per_group > 0) return options_.layers_per_group;
   int64_t rows = 0;
@@ -267,6 +275,9 @@ void DeviceExecutor::Finish(Flight& flight) {
   ++steps_finished_;
   const uint64_t id = flight.step->id;
   StepListener* listener = flight.listener;
+  if (LayersPerReport(*flight.step) == 0) {
+    listener->OnLayersDone(id, model_->spec().kv_layers());
+  }
   const int vocab = model_->spec().vocab_size;
   StepResult result;
   result.tokens.reserve(flight.plan.drawn());

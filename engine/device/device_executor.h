@@ -61,7 +61,8 @@ struct DeviceExecutorOptions {
   kernels::DType kv_dtype = kernels::DType::kF32;
   // Of the adapters that entries may name; null: none. Outlives the executor.
   LoraSlots* loras = nullptr;
-  // OnLayersDone after so many layers each; 0: as group_bytes says.
+  // OnLayersDone after so many layers each; 0: as group_bytes says. Of a step
+  // that draws a token after each row, as decodes do, once and with its end.
   int layers_per_group = 0;
   // After as few layers as make a slice of so many bytes (layer_groups.h); 0:
   // once, after the last.

@@ -79,6 +79,18 @@ TEST_P(DeviceExecutorTest, ReportsLayersInGroupsBeforeTheStepIsDone) {
   }
 }
 
+// Nobody waits for layers of decoding, which cost a message each.
+TEST_P(DeviceExecutorTest, LayersOfAStepThatDrawsAllItsRowsComeWithItsEnd) {
+  RigOptions options;
+  options.executor.layers_per_group = 1;
+  const auto rig = MakeRig(options);
+  TestSequence sequence = rig->NewSequence(Prompt(20), 20);
+  TestSequence* one = &sequence;
+  rig->Advance({&one, 1}, 17);
+  EXPECT_THAT(rig->Advance({&one, 1}, 1).layers_done, ElementsAre(4));
+  EXPECT_THAT(rig->Advance({&one, 1}, 2).layers_done, ElementsAre(1, 2, 3, 4));
+}
+
 TEST_P(DeviceExecutorTest, GroupsFollowTheLengthOfThePrompt) {
   RigOptions options;
   options.executor.group_bytes = 1;  // every layer is large enough
