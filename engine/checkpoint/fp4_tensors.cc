@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,6 +99,19 @@ bool ReadPowers(absl::Span<const std::byte> exponents,
   return true;
 }
 
+// A group of zeros says nothing by its power, which would be far from others.
+void DropIdlePowers(CodeRows* codes) {
+  const auto group = static_cast<std::ptrdiff_t>(codes->group);
+  auto begin = codes->codes.cbegin();
+  for (float& scale : codes->scales) {
+    const bool idle = std::all_of(begin, begin + group, [](uint8_t code) {
+      return kernels::kTwiceE2m1[code] == 0;
+    });
+    if (idle) scale = 0;
+    begin += group;
+  }
+}
+
 // What the scales of NVFP4's groups are multiplied by: one float.
 absl::StatusOr<float> ScaleOfAll(const Checkpoint& checkpoint,
                                  const std::string& name, bool divides) {
@@ -138,6 +153,7 @@ absl::StatusOr<CodeRows> ReadMxfp4(const Checkpoint& checkpoint,
   if (!ReadPowers(*scales, &result.scales)) {
     return Wrong(checkpoint, name + "_scales", "has a scale that is NaN");
   }
+  DropIdlePowers(&result);
   return result;
 }
 
@@ -157,6 +173,7 @@ absl::StatusOr<CodeRows> ReadPackedMxfp4(const Checkpoint& checkpoint,
   if (!ReadPowers(*scales, &result.scales)) {
     return Wrong(checkpoint, names[1], "has a scale that is NaN");
   }
+  DropIdlePowers(&result);
   return result;
 }
 
@@ -198,9 +215,10 @@ bool ScalesAreNear(const CodeRows& codes) {
   constexpr float kLeast = 0x1p-24f;
   const auto groups = static_cast<size_t>(codes.groups());
   for (size_t begin = 0; begin < codes.scales.size(); begin += groups) {
-    float least = codes.scales[begin];
-    float most = least;
+    float least = std::numeric_limits<float>::infinity();
+    float most = 0;
     for (size_t i = begin; i < begin + groups; ++i) {
+      if (codes.scales[i] == 0) continue;  // zeros stay zeros
       least = std::min(least, codes.scales[i]);
       most = std::max(most, codes.scales[i]);
     }

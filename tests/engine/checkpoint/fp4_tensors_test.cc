@@ -85,6 +85,24 @@ TEST(Mxfp4, ScalesThatF16CannotHoldBesideEachOtherAreFar) {
   EXPECT_TRUE(far(25));
 }
 
+// Quantisers leave any power beside 32 zeros, mostly the least or the greatest.
+TEST(Mxfp4, PowersOfGroupsOfZerosDoNotCount) {
+  for (const char power : {'\0', '\xfe'}) {
+    Mxfp4Stack stack = Drawn(1);
+    stack.scales.bytes[2 * kOutputs + 2] = power;  // of the second matrix
+    // Of either sign.
+    stack.blocks.bytes.replace((2 * kOutputs + 2) * 16, 16, 16, '\x80');
+    const auto codes = ReadOne(Tensors(stack));
+    ASSERT_TRUE(codes.ok()) << codes.status();
+    EXPECT_TRUE(ScalesAreNear(*codes));
+    EXPECT_EQ(codes->scales[2], 0);
+    EXPECT_EQ(codes->scales[3], 0x1p-3f);
+    std::vector<float> numbers;
+    Dequantise(*codes, numbers);
+    for (size_t i = 0; i < 32; ++i) EXPECT_EQ(numbers[kInputs + i], 0);
+  }
+}
+
 TEST(Mxfp4, TensorsThatDoNotFitAreRefusedByName) {
   const auto message = [](const FileTensors& tensors, int64_t cols = kInputs) {
     return std::string(ReadOne(tensors, 1, cols).status().message());
