@@ -123,10 +123,6 @@ void AddLimits(CommandLine* line, Flags* flags) {
                "Of them of one tenant of --api-keys-file whose entry has no "
                "max_parallel_requests; 0: all",
                {0, 1 << 20});
-  line->AddBytes("max-memory-bytes", &flags->max_memory_bytes,
-                 "Memory of this process above which it drains and ends, to be "
-                 "started anew; by default nine tenths of what its control "
-                 "group may have; 0: none");
   line->AddInt("max-queued", &options.max_queued,
                "Of them waiting for room on a worker", {1, 1 << 20});
   line->AddDuration("queue-wait", &options.queue_wait, "For room on a worker");
@@ -144,9 +140,13 @@ void AddLimits(CommandLine* line, Flags* flags) {
                "it may have 16",
                {1, 100});
   line->Add("retry-budget", &options.retry_budget,
-            "Retries of all requests together, per request, beyond 600 a "
-            "minute",
+            "Retries of all requests together, per request, beyond twice "
+            "--max-requests a minute, 600 at least",
             0, 1);
+  line->AddBytes("max-memory-bytes", &flags->max_memory_bytes,
+                 "Memory of this process above which it drains and ends, to be "
+                 "started anew; by default nine tenths of what its control "
+                 "group may have; 0: none");
   line->AddDuration("stall-limit", &options.stall_limit,
                     "For a client that takes nothing", absl::Milliseconds(1));
   line->AddDuration("adapter-wait", &options.adapter_wait,

@@ -61,8 +61,8 @@ struct RouterOptions {
   int max_attempts = 3;   // that fail without a new token in between
   int max_failures = 16;  // of one request in all
   int max_preemptions = 64;
-  // Retries of all requests together, per request, beyond 600 a minute: Envoy's
-  // budget, which ends storms.
+  // Retries of all requests together, per request, beyond twice max_requests a
+  // minute: Envoy's budget, which ends storms.
   double retry_budget = 0.2;
   // How long a prompt is refused that two workers crashed over.
   absl::Duration suspect_quarantine = absl::Minutes(10);
