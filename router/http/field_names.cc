@@ -24,9 +24,10 @@ std::string_view Group(std::string_view field) {
   return {};
 }
 
+// Dashes are of flags (--structured-max-bytes), whose words are no fields.
 bool IsOfName(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' ||
-         c == '.' || c == '[' || c == ']';
+         c == '.' || c == '[' || c == ']' || c == '-';
 }
 
 // Of a sentence about one field, which may name others. A bare word is a name

@@ -592,6 +592,16 @@ TEST(OpenAiAnswerTest, ErrorsHaveTheirStatusAndName) {
   EXPECT_EQ(field["param"], "top_p");
   EXPECT_EQ(field["message"], "top_p = 7: must be in (0, 1]");
   EXPECT_EQ(field["code"], "field_invalid");
+  // Nor are those of flags.
+  const FieldNames names = {{"structured", "guided_regex"}};
+  EXPECT_EQ(json::parse(ErrorResponse(
+                            FieldInvalid("structured.regex", "11 bytes",
+                                         "at most 10 (--structured-max-bytes), "
+                                         "excludes structured.choice"),
+                            names)
+                            .body)["error"]["message"],
+            "guided_regex = 11 bytes: at most 10 (--structured-max-bytes), "
+            "excludes guided_regex");
   EXPECT_EQ(ErrorResponse(MakeError(absl::StatusCode::kInternal, "SUSPECT", ""))
                 .headers.front()
                 .second,
