@@ -44,7 +44,8 @@ absl::Status CheckContentType(const HttpRequest& request) {
   }
   return MakeError(
       absl::StatusCode::kInvalidArgument, "CONTENT_TYPE",
-      absl::StrCat("Content-Type = ", type, ": application/json is needed"));
+      absl::StrCat("Content-Type = ", type.empty() ? "(none)" : type,
+                   ": application/json is needed"));
 }
 
 template <typename Message>

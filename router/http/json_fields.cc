@@ -82,6 +82,17 @@ std::optional<int64_t> JsonFields::Integer(const char* name, int64_t low,
   return {};
 }
 
+std::optional<uint64_t> JsonFields::Bits(const char* name) {
+  const json* const value = Find(name);
+  if (value == nullptr) return {};
+  if (value->is_number_unsigned()) return value->get<uint64_t>();
+  if (const std::optional<int64_t> number = ToInteger(*value)) {
+    return static_cast<uint64_t>(*number);
+  }
+  Refuse(name, *value, "a whole number from -2^63 to 2^64 - 1 is needed");
+  return {};
+}
+
 std::optional<std::string> JsonFields::String(const char* name) {
   const json* const value = Find(name);
   if (value == nullptr) return {};

@@ -45,6 +45,8 @@ class JsonFields {
     if (!value) return std::nullopt;
     return static_cast<int32_t>(*value);
   }
+  // 64 bits, with a sign or without one.
+  std::optional<uint64_t> Bits(const char* name);
   std::optional<std::string> String(const char* name);
   // One string counts as a list of one.
   std::vector<std::string> Strings(const char* name);

@@ -70,14 +70,7 @@ void ReadSampling(JsonFields* fields, v1::SamplingOptions* sampling) {
   if (const auto k = fields->Int32("top_k")) sampling->set_top_k(*k);
   if (const auto n = fields->Int32("n")) sampling->set_n(*n);
   if (const auto n = fields->Int32("best_of")) sampling->set_best_of(*n);
-  const json* const given = fields->Find("seed");
-  if (given != nullptr && given->is_number_unsigned()) {
-    sampling->set_seed(given->get<uint64_t>());
-  } else if (const auto seed =
-                 fields->Integer("seed", std::numeric_limits<int64_t>::min(),
-                                 std::numeric_limits<int64_t>::max())) {
-    sampling->set_seed(static_cast<uint64_t>(*seed));
-  }
+  if (const auto seed = fields->Bits("seed")) sampling->set_seed(*seed);
   ReadLogitBias(fields, sampling);
   for (uint32_t id : fields->TokenIds("allowed_token_ids")) {
     sampling->add_allowed_token_ids(id);

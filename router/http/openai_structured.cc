@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "router/validate/errors.h"
 
 namespace tandem::router {
 namespace {
@@ -126,7 +127,8 @@ class Reader {
 
   v1::StructuredOptions* Set(const std::string& name) {
     if (!set_.empty()) {
-      fields_->Refuse(name, "(set)", absl::StrCat("excludes ", set_));
+      fields_->Keep(
+          FieldInvalid(name, "(set)", absl::StrCat("excludes ", set_)));
     }
     set_ = name;
     return request_->mutable_structured();
