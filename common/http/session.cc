@@ -222,6 +222,12 @@ HttpResponse Session::ErrorPage(int code, const std::string& message) const {
   return {.code = code, .body = message + "\n"};
 }
 
+HttpResponse Session::OverLimit(int code, const char* what,
+                                size_t bytes) const {
+  return ErrorPage(code,
+                   absl::StrCat(what, " over the limit of ", bytes, " bytes"));
+}
+
 // The request at hand, for its answers.
 void Session::Name(std::string_view sent) {
   if (state_->options.request_id) id_ = state_->options.request_id(sent);
@@ -274,7 +280,8 @@ void Session::OnHeader(Error error) {
   if (RefuseBroken(error)) return;
   // Beast limits the request line and the fields, but each by itself.
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
-    return RefuseMessage(ErrorPage(431, "header over the limit"));
+    return RefuseMessage(
+        OverLimit(431, "header", state_->options.max_header_bytes));
   }
   if (!LetIn()) return;
   // Where such a body ends, two readers may see differently (RFC 9112, 6.1).
@@ -340,7 +347,8 @@ void Session::OnRead(Error error) {
   if (RefuseBroken(error)) return;
   // A trailer's fields have joined those of the header, which bounds both.
   if (HeaderBytes(parser_->get()) > state_->options.max_header_bytes) {
-    return RefuseMessage(ErrorPage(431, "header and trailer over the limit"));
+    return RefuseMessage(
+        OverLimit(431, "header and trailer", state_->options.max_header_bytes));
   }
   const auto message = parser_->release();
   version_ = message.version() == 10 ? 10 : 11;
@@ -356,11 +364,9 @@ void Session::OnRead(Error error) {
 bool Session::RefuseBroken(Error error) {
   if (!error) return false;
   if (error == http::error::header_limit) {
-    RefuseMessage(ErrorPage(431, "header over the limit"));
+    RefuseMessage(OverLimit(431, "header", state_->options.max_header_bytes));
   } else if (error == http::error::body_limit) {
-    RefuseMessage(
-        ErrorPage(413, absl::StrCat("body over the limit of ",
-                                    state_->options.max_body_bytes, " bytes")));
+    RefuseMessage(OverLimit(413, "body", state_->options.max_body_bytes));
   } else if (error.category() ==
                  http::make_error_code(http::error::bad_method).category() &&
              error != http::error::end_of_stream &&

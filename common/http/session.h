@@ -103,6 +103,7 @@ class Session : public std::enable_shared_from_this<Session> {
   };
 
   HttpResponse ErrorPage(int code, const std::string& message) const;
+  HttpResponse OverLimit(int code, const char* what, size_t bytes) const;
   void Name(std::string_view sent);
   template <typename Message>
   void SetHead(const HttpResponse& answer, Message* message) const;

@@ -386,7 +386,7 @@ TEST_F(HttpServerTest, ItsOwnRefusalsHaveTheShapeThatIsWanted) {
            {"POST /echo?d HTTP/1.1\r\nContent-Length: 11\r\n\r\n", "413",
             "/echo!body over the limit of 10 bytes"},
            {"GET /health HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n",
-            "431", "/health!header over the limit"},
+            "431", "/health!header over the limit of 1024 bytes"},
            {"GET /health HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", "400",
             "/health!transfer encoding other than chunked"},
            {"nonsense\r\n\r\n", "400", "!not an HTTP/1 request"}}) {
