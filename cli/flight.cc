@@ -2,6 +2,7 @@
 #include "cli/flight.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -77,7 +78,8 @@ absl::Status Read(const std::filesystem::path& path, const std::string& request,
                   std::vector<Line>* lines) {
   std::ifstream file(path);
   if (!file) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+    return absl::ErrnoToStatus(errno,
+                               absl::StrCat("cannot read ", path.string()));
   }
   Flight flight;
   for (std::string line; std::getline(file, line);) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/replay.h"
 
+#include <cerrno>
 #include <fstream>
 #include <iostream>
 #include <string_view>
@@ -118,7 +119,9 @@ void ReplayCommand::AddTo(CommandLine* line) {
 
 absl::Status ReplayCommand::Run() {
   std::ifstream file(path_, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path_));
+  if (!file) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path_));
+  }
   Story story;
   const auto replay = router::session::Replay::Create(&file, &story);
   if (!replay.ok()) return Annotate(replay.status(), path_);

@@ -103,6 +103,7 @@ absl::Status Supervisor::Start(Child* child) {
     argv.push_back(argument.data());
   }
   argv.push_back(nullptr);
+  const std::string failed = absl::StrCat("cannot execute ", argv[0], "\n");
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
@@ -125,8 +126,7 @@ absl::Status Supervisor::Start(Child* child) {
     dup2(pipe_fds[1], STDOUT_FILENO);
     dup2(pipe_fds[1], STDERR_FILENO);
     execv(argv[0], argv.data());
-    const char* const what = "cannot be executed\n";
-    (void)!write(STDERR_FILENO, what, std::strlen(what));
+    (void)!write(STDERR_FILENO, failed.data(), failed.size());
     _exit(kCannotBeExecuted);
   }
   close(pipe_fds[1]);

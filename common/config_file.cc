@@ -4,6 +4,8 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -167,8 +169,8 @@ absl::StatusOr<std::vector<ConfigEntry>> ReadConfigFile(
   std::ifstream file(path);
   file.peek();  // a directory opens and does not read
   if (!file.is_open() || file.bad()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--config: cannot read ", path));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--config: cannot read ", path, ": ", std::strerror(errno)));
   }
   file.clear();
   try {

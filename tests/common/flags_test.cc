@@ -531,12 +531,14 @@ TEST(ConfigFileTest, ErrorsNameFileLineAndKey) {
     EXPECT_THAT(text, HasSubstr(c.says));
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
   }
-  for (const char* const path : {"/does/not/exist.yaml", "/tmp"}) {
+  for (const auto& [path, why] :
+       {std::pair("/does/not/exist.yaml", "No such file"),
+        std::pair("/tmp", "Is a directory")}) {
     Configured l("");
     CaptureStderr();
     EXPECT_EQ(l.Parse({"--config", path}), 2);
     EXPECT_THAT(GetCapturedStderr(),
-                HasSubstr(std::string("cannot read ") + path));
+                HasSubstr(std::string("cannot read ") + path + ": " + why));
   }
 }
 
