@@ -427,6 +427,9 @@ absl::StatusOr<WorkerParts> BringUp(const WorkerFlags& flags,
   device_options.cpu.inputs = *on_cpu;
   absl::StatusOr<kernels::cuda::OpenedDevice> opened =
       kernels::cuda::OpenDevice(device_options);
+  if (absl::IsInvalidArgument(opened.status())) {
+    return UsageError(std::string(opened.status().message()));
+  }
   if (!opened.ok()) return opened.status();
   parts.backend = std::move(opened->backend);
   if (opened->is_cuda() && flags.activation_dtype != "auto") {

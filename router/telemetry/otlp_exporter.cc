@@ -16,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "common/error.h"
+#include "common/lifecycle.h"
 #include "common/read_file.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/status.h"
@@ -33,8 +34,7 @@ std::string Environment(const char* name) {
 
 absl::Status Wrong(absl::string_view source, absl::string_view endpoint,
                    absl::string_view why) {
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "FLAG_INVALID",
+  return UsageError(
       absl::StrCat(source, " '", endpoint, "' ", why,
                    ": give http://host:port or https://host:port of a "
                    "collector's OTLP/gRPC receiver (mostly port 4317)"));

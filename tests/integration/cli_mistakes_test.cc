@@ -100,6 +100,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
        {"tandem plan " + EmbeddedModel() + " --block-size 10",
         std::string("tandem keys new 'a b' --api-keys-file /no/such/file"),
         "tandem-decode --router 127.0.0.1:1 --block-size 10 " + EmbeddedModel(),
+        "tandem-decode --router 127.0.0.1:1 --device gpu " + EmbeddedModel(),
         "tandem-decode --router 127.0.0.1:1 --kv-offload-path x " +
             EmbeddedModel(),
         "tandem-decode --router 127.0.0.1:1 --speculative-config '{}' " +
@@ -114,6 +115,7 @@ TEST(CliTest, ExitCodesAndMessagesSayWhatIsWrong) {
             EmbeddedModel(),
         "tandem-router --api-key a --api-keys-file /x " + EmbeddedModel(),
         "tandem-router --host 300.1.1.1 " + EmbeddedModel(),
+        "tandem-router --otlp-traces-endpoint x " + EmbeddedModel(),
         "tandem serve --max-model-len 1000000 " + EmbeddedModel(),
         "tandem plan --max-model-len 1000000 " + EmbeddedModel(),
         "tandem plan --dtype f16 " + EmbeddedModel(),
