@@ -72,8 +72,14 @@ void ReadSampling(JsonFields* fields, v1::SamplingOptions* sampling) {
   if (const auto n = fields->Int32("best_of")) sampling->set_best_of(*n);
   if (const auto seed = fields->Bits("seed")) sampling->set_seed(*seed);
   ReadLogitBias(fields, sampling);
-  for (uint32_t id : fields->TokenIds("allowed_token_ids")) {
+  constexpr char kAllowed[] = "allowed_token_ids";
+  for (uint32_t id : fields->TokenIds(kAllowed)) {
     sampling->add_allowed_token_ids(id);
+  }
+  // Whoever worked out that there is none does not want all of them.
+  if (const json* given = fields->Array(kAllowed);
+      given != nullptr && given->empty()) {
+    fields->Refuse(kAllowed, *given, "at least one token id is needed");
   }
   for (uint32_t id : fields->TokenIds("banned_token_ids")) {
     sampling->add_banned_token_ids(id);
