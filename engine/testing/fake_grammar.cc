@@ -2,6 +2,7 @@
 #include "engine/testing/fake_grammar.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -88,11 +89,23 @@ std::vector<int32_t> ExpectedByGrammar(const FakeModel& model,
       stopping.max_tokens, max_model_len - static_cast<int>(prompt.size())));
   std::vector<uint32_t> mask(
       static_cast<size_t>(kernels::MaskWords(grammar.vocab_size)));
+  std::vector<kernels::LogitEdit> banned;
+  for (const int32_t id : stopping.stop_token_ids) {
+    banned.push_back({.token_id = id, .bias = -INFINITY});
+  }
   while (tokens.size() < room) {
     std::fill(mask.begin(), mask.end(), 0);
     grammar.FillMask(state, absl::MakeSpan(mask));
-    tokens.push_back(run.Next(sampling, {}, /*only_edited=*/false, mask));
-    if (absl::c_linear_search(stopping.stop_token_ids, tokens.back())) break;
+    const bool may_stop =
+        tokens.size() >= static_cast<size_t>(stopping.min_tokens);
+    tokens.push_back(run.Next(sampling,
+                              may_stop ? absl::Span<const kernels::LogitEdit>()
+                                       : absl::MakeConstSpan(banned),
+                              /*only_edited=*/false, mask));
+    if (may_stop &&
+        absl::c_linear_search(stopping.stop_token_ids, tokens.back())) {
+      break;
+    }
     if (absl::c_linear_search(grammar.ends, tokens.back())) break;
     run.Append(absl::MakeConstSpan(&tokens.back(), 1));
     state = FakeGrammar::Next(state, tokens.back());

@@ -122,6 +122,7 @@ class Harness final : public EngineListener {
     std::vector<int32_t> tokens;
     std::vector<SampledToken> scores;  // of the prompt from position 1 on
     std::optional<Finish> finish;
+    std::optional<BeamResult> beams;
     int preempted = 0;
     int failed = 0;
     bool retired = false;
@@ -241,13 +242,21 @@ class Harness final : public EngineListener {
     told[id].retired = true;
     engine->Retire(id);
   }
-  // Adds it again with what it has, as a router would.
+  // Adds it again with what it has, as a router would. A prompt goes on with
+  // the first score that was not told.
   void Resume(SequenceId id, bool match_cache) {
     SequenceSpec spec = told[id].spec;
+    const Scoring scoring = spec.scoring;
     spec.history = told[id].prompt;
     spec.history.insert(spec.history.end(), told[id].tokens.begin(),
                         told[id].tokens.end());
+    if (scoring.wanted()) {
+      spec.scoring.position = static_cast<int>(told[id].scores.size()) + 1;
+      if (spec.scoring.position >= spec.prompt_tokens) spec.scoring = {};
+    }
+    match_cache = match_cache && spec.kv_cache && !spec.scoring.wanted();
     Add(id, std::move(spec), match_cache);
+    told[id].spec.scoring = scoring;
   }
 
   // Until that many steps were submitted in all, and done.
@@ -302,6 +311,23 @@ class Harness final : public EngineListener {
       }
     }
   }
+  // Those of a search without blocks, lanes or batches.
+  void ExpectBeamsRight(SequenceId id) {
+    const Told& entry = told[id];
+    ASSERT_TRUE(entry.beams.has_value()) << "search " << id;
+    const BeamResult expected =
+        ExpectedBeams(options.model, entry.prompt, entry.spec.beams,
+                      entry.spec.stopping, options.engine.max_model_len);
+    ASSERT_EQ(entry.beams->best.size(), expected.best.size()) << id;
+    for (size_t i = 0; i < expected.best.size(); ++i) {
+      const Hypothesis& got = entry.beams->best[i];
+      EXPECT_EQ(got.score, expected.best[i].score) << id;
+      ASSERT_EQ(got.tokens.size(), expected.best[i].tokens.size()) << id;
+      for (size_t t = 0; t < got.tokens.size(); ++t) {
+        EXPECT_EQ(got.tokens[t].token_id, expected.best[i].tokens[t].token_id);
+      }
+    }
+  }
   // Retires all: nothing may be left. Blocks are free or cached.
   void ExpectNothingLeft() {
     for (auto& [id, entry] : told) Retire(id);
@@ -351,6 +377,12 @@ class Harness final : public EngineListener {
                                   scores.size(),
                                   finish.has_value() ? " finish" : ""));
     if (on_scores) on_scores(id);
+  }
+  void OnBeams(SequenceId id, const BeamResult& result) override {
+    EXPECT_FALSE(told[id].retired) << "a retired search ends: " << id;
+    EXPECT_FALSE(told[id].beams.has_value()) << "it ends twice: " << id;
+    told[id].beams = result;
+    if (on_beams) on_beams(id);
   }
   void OnWork(SequenceId id, const Work& work) override {
     EXPECT_FALSE(told[id].retired) << "a retired sequence works: " << id;
@@ -405,6 +437,7 @@ class Harness final : public EngineListener {
   int blocks_freed = 0;  // so often it was told
   std::function<void(SequenceId)> on_token;
   std::function<void(SequenceId)> on_scores;
+  std::function<void(SequenceId)> on_beams;
   std::function<void(SequenceId, int)> on_computed;
   std::function<void(SequenceId)> on_preempted;
   std::function<bool(int)> on_blocks_short;

@@ -216,21 +216,7 @@ TEST(EngineScoringTest, APreemptedOneGoesOnWhereItWas) {
   options.num_blocks = 11;
   options.engine.max_model_len = 40;
   Harness harness(options);
-  harness.on_preempted = [&](SequenceId id) {
-    SequenceSpec spec = harness.told[id].spec;
-    spec.scoring.position =
-        std::max<int>(1, static_cast<int>(harness.told[id].scores.size()) + 1);
-    if (spec.scoring.position >= spec.prompt_tokens) {
-      spec.scoring = {};
-      harness.Resume(id, true);
-      harness.told[id].spec.scoring = {.alternatives = 2};
-      return;
-    }
-    const std::vector<SampledToken> scores = harness.told[id].scores;
-    harness.Add(id, std::move(spec));
-    harness.told[id].scores = scores;
-    harness.told[id].spec.scoring.position = 1;
-  };
+  harness.on_preempted = [&](SequenceId id) { harness.Resume(id, true); };
   harness.on_scores = harness.on_token = [&](SequenceId id) {
     if (harness.told[id].finish.has_value()) harness.Retire(id);
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ten thousand steps of everything at once, per seed: sequences of all kinds
-// come, pause, are retired, preempted and resumed, steps fail, grants are
+// Ten thousand steps of everything at once, per seed: sequences of all kinds,
+// with grammars, scored, without a cache and as beam searches too, come, pause,
+// are retired, preempted and resumed, steps fail, grants are
 // reserved, held, committed and abandoned beside them, with steps one by one
 // or running ahead. Whoever finishes has the tokens of an undisturbed run; at
 // the end nothing is left.
@@ -88,6 +89,10 @@ class Soak {
         Meddle();
       }
     };
+    harness_.on_scores = [this](SequenceId id) {
+      if (harness_.told[id].finish.has_value()) Finish(id);
+    };
+    harness_.on_beams = [this](SequenceId id) { Finish(id); };
     harness_.on_computed = [this](SequenceId, int) {
       if (random_.Below(60) == 0) Meddle();
     };
@@ -125,8 +130,12 @@ class Soak {
     harness_.ExpectNothingLeft();
   }
 
+  // Of which there are few among the plain ones.
+  enum class Kind : uint8_t { kGrammar, kScored, kWithoutCache, kBeams };
+
   // Proof that the soak was one.
   int64_t finished() const { return finished_; }
+  const std::map<Kind, int64_t>& finished_of() const { return finished_of_; }
   int64_t given_up() const { return given_up_; }
   int64_t failed() const { return failed_; }
   int64_t revoked() const { return revoked_; }
@@ -142,8 +151,17 @@ class Soak {
 
  private:
   void Finish(SequenceId id) {
-    EXPECT_EQ(harness_.told[id].tokens, harness_.ExpectedTokens(id)) << id;
+    const SequenceSpec& spec = harness_.told[id].spec;
+    if (spec.beams.width > 0) {
+      harness_.ExpectBeamsRight(id);
+    } else {
+      EXPECT_EQ(harness_.told[id].tokens, harness_.ExpectedTokens(id)) << id;
+    }
+    if (spec.scoring.wanted()) harness_.ExpectScoresRight(id);
     ++finished_;
+    if (const auto kind = kind_.find(id); kind != kind_.end()) {
+      ++finished_of_[kind->second];
+    }
     harness_.Retire(id);
     gone_.push_back(id);
   }
@@ -173,7 +191,46 @@ class Soak {
     spec.alone = random_.Below(10) == 0;
     spec.cache_blocks = random_.Below(8) != 0;
     spec.admitted = harness_.loop.Now() - absl::Seconds(random_.Below(3));
-    harness_.Add(id, std::move(spec), random_.Below(3) != 0);
+    const bool whole = random_.Below(4) == 0 && MakeSpecial(id, &spec);
+    harness_.Add(id, std::move(spec), !whole && random_.Below(3) != 0);
+  }
+  // Whether all of its prompt must be computed.
+  bool MakeSpecial(SequenceId id, SequenceSpec* spec) {
+    const auto kind = static_cast<Kind>(random_.Below(4));
+    kind_[id] = kind;
+    spec->first_token_only = false;
+    switch (kind) {
+      case Kind::kGrammar:
+        harness_.grammars[id] = {.seed = random_.Next(),
+                                 .ends = {7, 8},
+                                 .ends_ignored = random_.Below(4) == 0};
+        return false;
+      case Kind::kScored:
+        if (spec->prompt_tokens == 1) return false;  // nothing to score
+        spec->scoring = {.alternatives = static_cast<int>(random_.Below(4))};
+        if (random_.Below(3) == 0) {
+          spec->stopping = Stopping();
+          spec->stopping.max_tokens = 0;
+        }
+        return true;
+      case Kind::kWithoutCache:
+        spec->kv_cache = false;
+        return true;
+      case Kind::kBeams:
+        spec->sampling = {};
+        spec->stopping.min_tokens = 0;
+        spec->beams = {.width = 1 + static_cast<int>(random_.Below(4))};
+        spec->beams.best = 1 + static_cast<int>(random_.Below(
+                                   static_cast<uint64_t>(spec->beams.width)));
+        while (spec->beams.width > 0 &&
+               (spec->beams.width > harness_.options.engine.max_num_seqs ||
+                harness_.engine->MostBlocks(*spec) >
+                    harness_.options.num_blocks)) {
+          spec->beams.best = std::min(spec->beams.best, --spec->beams.width);
+        }
+        return false;
+    }
+    return false;
   }
   void Meddle() {
     if (closing_) return;
@@ -257,7 +314,11 @@ class Soak {
                            lacking.end()));
   }
   void Forget() {
-    for (const SequenceId id : gone_) harness_.told.erase(id);
+    for (const SequenceId id : gone_) {
+      harness_.told.erase(id);
+      harness_.grammars.erase(id);
+      kind_.erase(id);
+    }
     gone_.clear();
   }
   SequenceId Any() {
@@ -268,6 +329,8 @@ class Soak {
   }
 
   SeededRandom random_;
+  std::map<SequenceId, Kind> kind_;
+  std::map<Kind, int64_t> finished_of_;
   std::set<uint64_t> told_;  // hashes, by the pool's changes
   std::set<uint64_t> lacking_;
   std::deque<Reservation> grants_;
@@ -294,6 +357,7 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
   DraftCounts drafts;
   KvOffloadCounters offload;
   int64_t window_blocks = 0;
+  std::map<Soak::Kind, int64_t> finished_of;
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Soak soak(seed);
@@ -309,6 +373,9 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     drafts.verified += soak.drafts().verified;
     drafts.accepted += soak.drafts().accepted;
     window_blocks += soak.window_blocks();
+    for (const auto& [kind, count] : soak.finished_of()) {
+      finished_of[kind] += count;
+    }
     offload.saved += soak.offload().saved;
     offload.restored += soak.offload().restored;
     offload.dropped += soak.offload().dropped;
@@ -317,6 +384,8 @@ TEST(EngineSoakTest, TenThousandRandomStepsLoseNothingAndChangeNoToken) {
     offload.write_errors += soak.offload().write_errors;
   }
   EXPECT_GT(finished, 5000);
+  EXPECT_EQ(finished_of.size(), 4u);
+  for (const auto& [kind, count] : finished_of) EXPECT_GT(count, 100);
   EXPECT_GT(given_up, 500);
   EXPECT_GT(failed, 100);
   EXPECT_GT(revoked, 100);
