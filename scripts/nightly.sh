@@ -32,6 +32,9 @@ step faults "workers killed in every phase, 20 times" \
   --gtest_filter='*FaultTest*'
 step failpoints "each action of each failpoint" \
   env TANDEM_FAILPOINT_CASES=all "$BUILD/release/tests/failpoint_matrix_test"
+step options "all options to clusters that differ, and kills" \
+  python3 -B "$ROOT/tests/network/options_test.py" "$BUILD/release/bin" \
+  --seconds 120 --seed $((10#$(date +%j)))
 # What needs network namespaces or HAProxy says so where it finds none.
 or_skipped() { "$@" || [ $? = 77 ]; }
 step network "partitions, loss, slow links, resets" \

@@ -4,6 +4,7 @@ beside whoever else is there."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -64,17 +65,18 @@ def complete(address: tuple[str, int], timeout: float = 20,
 
 
 class Serving:
-    """One worker of each role. Use it in a `with`."""
+    """Use it in a `with`."""
 
-    def __init__(self, binaries: pathlib.Path, log: pathlib.Path, *flags: str) -> None:
+    def __init__(self, binaries: pathlib.Path, log: pathlib.Path, *flags: str,
+                 prefill: int = 1, decode: int = 1) -> None:
         self.grpc = ("127.0.0.1", free_port())
         self.http = ("127.0.0.1", free_port())
         self._log = log
         with log.open("w") as out:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", str(binaries / "tandem"), "serve",
-                 str(MODEL), "--device", "cpu", "--prefill", "1", "--decode", "1",
-                 "--threads", "1", "--grpc-port", str(self.grpc[1]), "--port",
+                 str(MODEL), "--device", "cpu", "--prefill", str(prefill), "--decode",
+                 str(decode), "--threads", "1", "--grpc-port", str(self.grpc[1]), "--port",
                  str(self.http[1]), "--admin-port", str(free_port()), *flags],
                 stdout=out, stderr=out, stdin=subprocess.DEVNULL)
         for _ in range(600):
@@ -95,13 +97,25 @@ class Serving:
     def log(self) -> str:
         return self._log.read_text()
 
-    def child(self, program: str) -> int:
+    def children(self) -> list[tuple[str, int]]:
+        """Their programs' names and process ids, in the order of these."""
         own = self._process.pid
-        children = pathlib.Path(f"/proc/{own}/task/{own}/children").read_text()
-        for pid in children.split():
-            if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == program:
-                return int(pid)
+        pids = pathlib.Path(f"/proc/{own}/task/{own}/children").read_text()
+        found = []
+        for pid in sorted(int(pid) for pid in pids.split()):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((pathlib.Path(f"/proc/{pid}/comm").read_text().strip(), pid))
+        return found
+
+    def child(self, program: str) -> int:
+        for name, pid in self.children():
+            if name == program:
+                return pid
         raise RuntimeError(f"no {program}: {self.log()}")
+
+    def workers(self) -> list[tuple[str, int]]:
+        return [(name, pid) for name, pid in self.children()
+                if name in ("tandem-prefill", "tandem-decode")]
 
     def cpu_seconds(self) -> float:
         stat = pathlib.Path(f"/proc/{self.router}/stat").read_text()
