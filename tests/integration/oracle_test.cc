@@ -198,6 +198,8 @@ TEST(OracleTest, AHangIsSeen) {
   Load load(&cluster, &expectations, 4);
   std::this_thread::sleep_for(milliseconds(200));
   cluster.Signal("decode-0", SIGSTOP);
+  // All streams may have been at their ends: those that follow stand still.
+  std::this_thread::sleep_for(milliseconds(200));
   EXPECT_FALSE(load.Finish(seconds(3))) << "the hang was not noticed";
   EXPECT_NE(load.faults().find("CANCELLED"), std::string::npos)
       << "it was waited for: " << load.faults();
