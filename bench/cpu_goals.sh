@@ -34,6 +34,8 @@ done
 build release tandem tandem-router tandem-decode tandem-prefill kernels_bench \
   cpu_bench handoff_bench rpc_relay_bench
 PYTHON=$BUILD/venv/bin/python
+"$PYTHON" -c 'import gguf' 2>/dev/null || step gguf "gguf (build/venv)" \
+  "$BUILD/venv/bin/pip" install -q --disable-pip-version-check gguf==0.19.0
 
 KERNELS=$WORK/kernels.txt GOALS=$WORK/goals.jsonl
 mkdir -p "$WORK"
