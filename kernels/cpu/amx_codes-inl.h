@@ -116,6 +116,14 @@ struct WholeTile : CodeTile {
   int second;  // from the first row to the second tile's
 };
 
+// A unit's codes; tiles wait for each line from the second-level cache.
+HWY_INLINE void FetchUnit(const std::byte* unit) {
+#pragma GCC unroll 16
+  for (int64_t line = 0; line < CodeUnitBytes(CodeKind::kW8A8); line += 64) {
+    PrefetchLine(unit + line);
+  }
+}
+
 template <int kTiles>
 void AmxWholeTile(const WholeTile& t) {
   static_assert(kTiles == 1 || kTiles == 2);
@@ -136,24 +144,27 @@ void AmxWholeTile(const WholeTile& t) {
   }
   constexpr int64_t kUnitBytes = CodeUnitBytes(CodeKind::kW8A8);
   constexpr int64_t kRowBytes = sizeof(RowPiece);
+  constexpr int kDots = 2 * kTiles;  // of a block
   const std::byte* w = t.w[0];
   const auto* a = reinterpret_cast<const std::byte*>(t.a->codes);
   for (int block = 0; block < t.blocks; ++block) {
-    FetchNext(t, block);
+    // Evenly: a burst of prefetches stops what is behind it.
+    const std::byte* const ahead = w + 2 * t.w_stride;
     TANDEM_LOAD_TILE("4", a, kRowBytes);
     TANDEM_LOAD_TILE("6", w, 64);
     TANDEM_DOT_CODES("0", "4", "6");
+    FetchNext(t, block, 0, kDots);
+    FetchUnit(ahead);
     TANDEM_LOAD_TILE("7", w + kUnitBytes, 64);
     TANDEM_DOT_CODES("1", "4", "7");
+    FetchNext(t, block, 1, kDots);
+    FetchUnit(ahead + kUnitBytes);
     if constexpr (kTiles == 2) {
       TANDEM_LOAD_TILE("5", a + t.second * kRowBytes, kRowBytes);
       TANDEM_DOT_CODES("2", "5", "6");
+      FetchNext(t, block, 2, kDots);
       TANDEM_DOT_CODES("3", "5", "7");
-    }
-    // Tiles wait for each line from the second-level cache; two blocks ahead.
-#pragma GCC unroll 32
-    for (int64_t line = 0; line < 2 * kUnitBytes; line += 64) {
-      PrefetchLine(w + 4 * kUnitBytes + line);
+      FetchNext(t, block, 3, kDots);
     }
     a += kCodeInputs;
     w += t.w_stride;

@@ -155,8 +155,11 @@ inline void SharePass(CodeTile& t, int pass, int passes) {
   t.fetch_end = begin(pass + 1);
 }
 
-HWY_INLINE void FetchNext(const CodeTile& t, int block) {
-  for (int i = 0; i < t.streams; ++i) {
+// Beside a block, or (`part` of `parts`) beside each part of its work.
+HWY_INLINE void FetchNext(const CodeTile& t, int block, int part = 0,
+                          int parts = 1) {
+  const int end = t.streams * (part + 1) / parts;
+  for (int i = t.streams * part / parts; i < end; ++i) {
     const std::byte* const at = t.next[i] + block * t.fetch;
     for (int64_t line = t.fetch_begin; line < t.fetch_end; line += 64) {
       PrefetchFar(at + line);

@@ -45,9 +45,10 @@ struct GroupTile {
   int64_t c_stride;
   bool first;  // sums start here, not at what c holds
   TileEnd finish;
-  // Of tiles: rows of the first and from it to the second one. Few rows fetch
-  // a group ahead, beside the last one what is `jump` bytes behind it; others
-  // so many lines at `next` beside each group.
+  // Of tiles: rows of the first and from it to the second one. Tiles fetch a
+  // group ahead, beside the last one what is `jump` bytes behind it; those of
+  // two, which find that in the second-level cache, so many lines at `next`
+  // beside each dot product, evenly.
   int rows;
   int second;
   int64_t jump;
@@ -158,12 +159,17 @@ struct ByVectors {
 
 #if HWY_TARGET == HWY_AVX3
 
-// Half a group of a panel, for few rows, which wait for memory.
+// Half a group of a panel.
 HWY_INLINE void FetchHalf(const std::byte* w) {
 #pragma GCC unroll 16
   for (int64_t line = 0; line < kGroupBytes / 2; line += 64) {
     PrefetchLine(w + line);
   }
+}
+
+// What comes next, to the second-level cache.
+HWY_INLINE void FetchFar(const std::byte*& next, int lines) {
+  for (int i = 0; i < lines; ++i, next += 64) PrefetchFar(next);
 }
 
 // kRows tiles of rows against kUnits units; two times two, or one times two or
@@ -197,20 +203,22 @@ void AmxTile(const GroupTile& t) {
   const int64_t second = t.second * a_stride;
   [[maybe_unused]] const std::byte* next = t.next;
   for (int group = 0; group < t.groups; ++group) {
-    [[maybe_unused]] const int64_t ahead =
-        group + 1 < t.groups ? kGroupBytes : t.jump;
+    const int64_t ahead = group + 1 < t.groups ? kGroupBytes : t.jump;
     TANDEM_LOAD_TILE("4", a, a_stride);
     TANDEM_LOAD_TILE("6", w, 128);
     TANDEM_DOT_TILE("0", "4", "6");
-    if constexpr (kRows == 1) FetchHalf(w + ahead);
+    if constexpr (kRows == 2) FetchFar(next, t.lines);
+    FetchHalf(w + ahead);
     TANDEM_LOAD_TILE("7", w + 64, 128);
     TANDEM_DOT_TILE("1", "4", "7");
-    if constexpr (kRows == 1) FetchHalf(w + ahead + kGroupBytes / 2);
+    if constexpr (kRows == 2) FetchFar(next, t.lines);
+    FetchHalf(w + ahead + kGroupBytes / 2);
     if constexpr (kRows == 2) {
-      for (int i = 0; i < t.lines; ++i, next += 64) PrefetchFar(next);
       TANDEM_LOAD_TILE("5", a + second, a_stride);
       TANDEM_DOT_TILE("2", "5", "6");
+      FetchFar(next, t.lines);
       TANDEM_DOT_TILE("3", "5", "7");
+      FetchFar(next, t.lines);
     }
     if constexpr (kWide) {
       TANDEM_LOAD_TILE("6", w + t.panel_bytes, 128);
@@ -266,14 +274,15 @@ void AmxPanels(const GroupBlock& b) {
     return;
   }
   // All of them share what is to be fetched of the next panel.
-  constexpr int kLines = kGroupBytes / 64;
+  constexpr int kDots = 4;  // of a group
+  constexpr int kLines = kGroupBytes / 64 / kDots;
   t.lines = (kLines + pairs.passes - 1) / pairs.passes;
   for (int panel = 0; panel < b.panels; ++panel) {
     for (int pass = 0; pass < pairs.passes; ++pass) {
       const int rows = pairs.Rows(pass);
       t.second = rows - t.rows;
       t.next = b.w + (panel + 1) * b.panel_bytes +
-               int64_t{pass} * t.lines * b.groups * 64;
+               int64_t{pass} * t.lines * kDots * b.groups * 64;
       run(AmxTile<2, 2>, pairs.Begin(pass), rows, panel, 1);
     }
   }
